@@ -1,0 +1,69 @@
+//! Live blocks, and the state of a thread that is inside an allocating function.
+
+use crate::stack::StackRecord;
+
+/// Identity of a live block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct BlockKey {
+    /// Address that the allocator returned, in the target's address space.
+    pub address: u64,
+    /// Thread group, as the initial pid namespace numbers it.
+    pub tgid: u32,
+    /// Always 0: the key is compared byte by byte, so it may hold no padding.
+    pub zero: u32,
+}
+
+/// A block that was allocated during the trace and has not been freed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Block {
+    /// Bytes that the caller asked for (not what the allocator rounds it to).
+    pub size: u64,
+    /// `bpf_ktime_get_coarse_ns` at commit: `CLOCK_MONOTONIC` nanoseconds at the resolution of a tick (1 to 10 ms).
+    pub time: u64,
+    /// Stack number, an index of the `STACKS` and `TOTALS` maps.
+    pub stack: u32,
+    /// Always 0.
+    pub zero: u32,
+}
+
+/// What a thread has pending between the entry of the outermost allocating function and its return.
+///
+/// It lives in a map under the thread's id and is written by that thread alone, so that it serves as scratch space
+/// too: per-CPU scratch could be overwritten by another thread, since uprobe programs can be preempted.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ThreadState {
+    /// Stack pointer at the entry of the outermost call, at the moment when it points at the return address.
+    /// 0 when nothing is pending.
+    pub sp: u64,
+    /// The return address found there.
+    pub return_address: u64,
+    /// Bytes asked for.
+    pub size: u64,
+    /// Where the pointer will be stored, for functions that return it through a parameter; otherwise 0.
+    pub out_pointer: u64,
+    /// The block that a `realloc` took out of the live blocks at entry, put back if the call fails.
+    pub old_block: Block,
+    /// Its address; 0 when there is none.
+    pub old_address: u64,
+    /// Number of [`Self::record`] in the stack table.
+    pub stack: u32,
+    /// Flags of the site ([`crate::site::Site`]) of the outermost call.
+    pub flags: u32,
+    /// The stack of the outermost call.
+    pub record: StackRecord,
+}
+
+const _: () = assert!(size_of::<BlockKey>() == 16);
+const _: () = assert!(size_of::<Block>() == 24);
+const _: () = assert!(size_of::<ThreadState>() == 72 + size_of::<StackRecord>());
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: repr(C), only integers, no padding (sizes asserted above): any bit pattern is a value.
+    unsafe impl aya::Pod for super::BlockKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Block {}
+}

@@ -1,0 +1,52 @@
+//! Counters of what the probes saw, and messages to the user side.
+
+/// Index of a per-CPU counter.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Outermost calls of allocating functions.
+    Allocations = 0,
+    /// Calls of freeing functions with a pointer.
+    Frees = 1,
+    /// Frees of blocks that were not allocated during the trace.
+    FreesUnknown = 2,
+    /// Calls inside another allocating function, which do not count.
+    Nested = 3,
+    /// Outermost calls that returned no block.
+    Failed = 4,
+    /// Blocks recorded.
+    Commits = 5,
+}
+
+impl Counter {
+    /// Number of counters.
+    pub const COUNT: u32 = 6;
+}
+
+/// What a message says.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The target's dynamic loader mapped or unmapped a library: read the mappings again.
+    Mappings = 1,
+    /// The target executed another program. The kernel side has stopped recording.
+    Exec = 2,
+    /// The last thread of the target is gone.
+    Exit = 3,
+    /// A stack was seen for the first time; `value` is its number.
+    NewStack = 4,
+}
+
+/// One message.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// An [`EventKind`].
+    pub kind: u32,
+    /// Thread group concerned.
+    pub tgid: u32,
+    /// Depends on the kind.
+    pub value: u64,
+}
+
+const _: () = assert!(size_of::<Event>() == 16);

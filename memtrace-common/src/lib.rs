@@ -1,0 +1,41 @@
+//! The interface between memtrace's eBPF programs and its user side.
+//!
+//! Everything here is `no_std`, plain data with a fixed layout (`repr(C)`, sizes asserted below), one module per
+//! topic:
+//!
+//! - [`block`]: the live blocks, and the per-thread state of a call in progress;
+//! - [`event`]: what the kernel side tells the user side while a trace runs;
+//! - [`loss`]: why something was not recorded, one counter and one sentence per reason;
+//! - [`settings`]: what the user side sets before the programs are loaded, and the run switch;
+//! - [`site`]: what a probed instruction means, packed into the 64-bit cookie of its probe;
+//! - [`stack`]: call stacks and the totals kept per stack.
+#![no_std]
+
+pub mod block;
+pub mod event;
+pub mod loss;
+pub mod settings;
+pub mod site;
+pub mod stack;
+
+/// Names of the maps, as the user side looks them up in the object file.
+pub mod maps {
+    /// Array of one [`crate::settings::Control`].
+    pub const CONTROL: &str = "CONTROL";
+    /// Hash of [`crate::block::BlockKey`] to [`crate::block::Block`].
+    pub const BLOCKS: &str = "BLOCKS";
+    /// Hash of thread (`pid_tgid`, u64) to [`crate::block::ThreadState`].
+    pub const THREADS: &str = "THREADS";
+    /// Hash of stack hash (u64) to stack number (u32).
+    pub const STACK_IDS: &str = "STACK_IDS";
+    /// Array of stack number to [`crate::stack::StackRecord`].
+    pub const STACKS: &str = "STACKS";
+    /// Array of stack number to [`crate::stack::Totals`].
+    pub const TOTALS: &str = "TOTALS";
+    /// Array of [`crate::loss::Loss`] to [`crate::loss::LossCount`].
+    pub const LOSSES: &str = "LOSSES";
+    /// Per-CPU array of [`crate::event::Counter`] to u64.
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Ring buffer of [`crate::event::Event`].
+    pub const EVENTS: &str = "EVENTS";
+}

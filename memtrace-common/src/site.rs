@@ -1,0 +1,92 @@
+//! What a probed instruction means, packed into the cookie of its probe, so that the handlers assume nothing about
+//! the function they serve.
+
+/// Position of an argument: the System V AMD64 integer registers in order (`rdi rsi rdx rcx r8 r9`), or none.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arg {
+    /// First argument.
+    A0 = 0,
+    /// Second argument.
+    A1 = 1,
+    /// Third argument.
+    A2 = 2,
+    /// Fourth argument.
+    A3 = 3,
+    /// The function has no such argument.
+    None = 15,
+}
+
+impl Arg {
+    const fn from_nibble(raw: u64) -> Self {
+        match raw & 15 {
+            0 => Self::A0,
+            1 => Self::A1,
+            2 => Self::A2,
+            3 => Self::A3,
+            _ => Self::None,
+        }
+    }
+}
+
+/// A probed site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Site {
+    /// Number of the site, assigned by the user side.
+    pub index: u16,
+    /// Bytes asked for.
+    pub size: Arg,
+    /// Factor of `size` (calloc, reallocarray).
+    pub count: Arg,
+    /// Block that the call frees or resizes.
+    pub pointer: Arg,
+    /// Address at which the call stores the new block, if it does not return it (posix_memalign; such a function
+    /// returns 0 for success).
+    pub out: Arg,
+    /// Bytes from the stack pointer at the probed instruction up to the return address. 0 for allocating functions:
+    /// their return probe needs it there.
+    pub return_offset: u16,
+}
+
+impl Site {
+    /// Packs the site into a cookie.
+    pub const fn cookie(self) -> u64 {
+        (self.index as u64)
+            | (self.size as u64) << 16
+            | (self.count as u64) << 20
+            | (self.pointer as u64) << 24
+            | (self.out as u64) << 28
+            | (self.return_offset as u64) << 32
+    }
+
+    /// Reads a cookie back. Total: every u64 gives a site.
+    #[inline(always)]
+    pub const fn from_cookie(cookie: u64) -> Self {
+        Self {
+            index: cookie as u16,
+            size: Arg::from_nibble(cookie >> 16),
+            count: Arg::from_nibble(cookie >> 20),
+            pointer: Arg::from_nibble(cookie >> 24),
+            out: Arg::from_nibble(cookie >> 28),
+            return_offset: (cookie >> 32) as u16,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cookie_round_trip() {
+        let site = Site {
+            index: 513,
+            size: Arg::A2,
+            count: Arg::A1,
+            pointer: Arg::A0,
+            out: Arg::None,
+            return_offset: 24,
+        };
+        assert_eq!(Site::from_cookie(site.cookie()), site);
+    }
+}

@@ -1,0 +1,4 @@
+//! Event sources: one module each.
+
+mod process;
+mod uprobe;

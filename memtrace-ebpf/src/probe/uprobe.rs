@@ -1,0 +1,111 @@
+//! Uprobes on allocator functions. Where the arguments are is told by the probe's cookie.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::pt_regs,
+    helpers::generated::bpf_get_attach_cookie,
+    macros::{uprobe, uretprobe},
+    programs::{ProbeContext, RetProbeContext},
+};
+use memtrace_common::{
+    event::EventKind,
+    site::{Arg, Site},
+};
+
+use crate::{
+    alloc::{self, Call},
+    maps,
+};
+
+#[inline(always)]
+fn site(ctx: &ProbeContext) -> Site {
+    // SAFETY: the helper takes the program's context.
+    Site::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) })
+}
+
+/// Value of an argument register; 0 for [`Arg::None`].
+#[inline(always)]
+fn argument(regs: &pt_regs, arg: Arg) -> u64 {
+    match arg {
+        Arg::A0 => regs.rdi,
+        Arg::A1 => regs.rsi,
+        Arg::A2 => regs.rdx,
+        Arg::A3 => regs.rcx,
+        Arg::None => 0,
+    }
+}
+
+/// Entry of an allocating function.
+#[uprobe]
+pub fn alloc_entry(ctx: ProbeContext) -> u32 {
+    if !maps::running() {
+        return 0;
+    }
+    let site = site(&ctx);
+    // SAFETY: the context of a uprobe program is the user registers.
+    let regs = unsafe { &*ctx.regs };
+    let size = argument(regs, site.size);
+    let size = if site.count as u8 == Arg::None as u8 {
+        size
+    } else {
+        // A product that does not fit makes the call fail.
+        let count = argument(regs, site.count);
+        size.wrapping_mul(count)
+    };
+    alloc::begin(&Call {
+        site,
+        size,
+        pointer: argument(regs, site.pointer),
+        out: argument(regs, site.out),
+        sp: regs.rsp.wrapping_add(u64::from(site.return_offset)),
+        fp: regs.rbp,
+    });
+    0
+}
+
+/// Return of an allocating function.
+#[uretprobe]
+pub fn alloc_return(ctx: RetProbeContext) -> u32 {
+    if !maps::running() {
+        return 0;
+    }
+    // SAFETY: as in `alloc_entry`.
+    let regs = unsafe { &*ctx.regs };
+    alloc::commit(regs.rax, regs.rsp);
+    0
+}
+
+/// Entry of a freeing function.
+#[uprobe]
+pub fn free_entry(ctx: ProbeContext) -> u32 {
+    if !maps::running() {
+        return 0;
+    }
+    let site = site(&ctx);
+    // SAFETY: as in `alloc_entry`.
+    alloc::release(argument(unsafe { &*ctx.regs }, site.pointer));
+    0
+}
+
+/// The dynamic loader's debugger hook: it is called after every change of the list of loaded libraries.
+#[uprobe]
+pub fn loader_changed(_ctx: ProbeContext) -> u32 {
+    let tgid = (aya_ebpf::helpers::bpf_get_current_pid_tgid() >> 32) as u32;
+    let target = maps::target_tgid();
+    if target == 0 || tgid == target {
+        maps::send(EventKind::Mappings, tgid, 0);
+    }
+    0
+}
+
+/// Does nothing: what a probe costs by itself, for the benchmark and `selftest`.
+#[uprobe]
+pub fn empty_entry(_ctx: ProbeContext) -> u32 {
+    0
+}
+
+/// Does nothing, at a return.
+#[uretprobe]
+pub fn empty_return(_ctx: RetProbeContext) -> u32 {
+    0
+}

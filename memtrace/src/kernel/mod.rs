@@ -1,0 +1,1 @@
+//! Can this kernel do it; load; attach. The only place that names aya.

@@ -1,0 +1,3 @@
+//! The `memtrace` command: everything is in the library.
+
+fn main() {}

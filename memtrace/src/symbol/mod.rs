@@ -1,0 +1,1 @@
+//! Names for the addresses of a profile.

@@ -1,0 +1,1 @@
+//! Named profiles to plain tables.

@@ -1,0 +1,3 @@
+//! `cargo xtask …`: sets up, builds, tests and measures memtrace.
+
+fn main() {}
