@@ -61,7 +61,8 @@ fn init_log(verbose: u8) {
         1 => "info",
         _ => "debug",
     };
-    let filter = EnvFilter::try_from_env("MEMTRACE_LOG").unwrap_or_else(|_| EnvFilter::new(format!("memtrace={level}")));
+    let filter =
+        EnvFilter::try_from_env("MEMTRACE_LOG").unwrap_or_else(|_| EnvFilter::new(format!("memtrace={level}")));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

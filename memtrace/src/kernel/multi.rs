@@ -10,7 +10,7 @@ use std::{
     io,
     num::NonZeroU32,
     os::{
-        fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
@@ -151,7 +151,7 @@ impl MultiLoader {
 /// # Errors
 /// The kernel's error: one refused offset refuses all.
 pub fn attach(
-    program: &OwnedFd,
+    program: BorrowedFd<'_>,
     path: &Path,
     sites: &[(u64, u64)],
     place: Place,

@@ -111,6 +111,7 @@ pub struct Tracer {
 }
 
 /// A link held apart from its program, so that all of them can be closed at a time.
+#[expect(dead_code, reason = "held for its Drop, which detaches")]
 pub(super) enum AttachedLink {
     Uprobe(UProbeLink),
     RawTracePoint(RawTracePointLink),
