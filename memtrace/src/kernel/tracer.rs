@@ -25,7 +25,7 @@ use memtrace_common::{
 use super::{
     budget::Budget,
     multi::{self, MultiLoader},
-    object::OBJECT,
+    object::{OBJECT, program},
     release::Release,
     table,
 };
@@ -166,6 +166,24 @@ impl Tracer {
         let mut tracer = Self { ebpf, budget, links: Vec::new(), multi, multi_programs: HashMap::new() };
         tracer.write_control(Control { run: Run::Stopped as u32, zero: 0, next_stack: 1 })?;
         Ok(tracer)
+    }
+
+    /// Loads every program, in the way in which it would be attached: how many there are.
+    ///
+    /// # Errors
+    /// The first program that the kernel refuses.
+    pub fn load_all_programs(&mut self) -> Result<usize, KernelError> {
+        for name in program::UPROBES {
+            if self.multi.is_some() {
+                self.multi_program(name)?;
+            } else {
+                self.uprobe(name)?;
+            }
+        }
+        for name in program::RAW_TRACEPOINTS {
+            self.raw_tracepoint(name)?;
+        }
+        Ok(program::UPROBES.len() + program::RAW_TRACEPOINTS.len())
     }
 
     /// Table sizes in force.
