@@ -186,7 +186,7 @@ pub fn attach(
         ref_ctr_offsets: 0,
         cookies: cookies.as_ptr() as u64,
         count: count(sites.len())?,
-        flags: if place == Place::Return { BPF_F_UPROBE_MULTI_RETURN as u32 } else { 0 },
+        flags: if place == Place::Return { BPF_F_UPROBE_MULTI_RETURN } else { 0 },
         pid: pid.map_or(0, NonZeroU32::get),
         zero: 0,
     };

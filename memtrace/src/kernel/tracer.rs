@@ -275,6 +275,18 @@ impl Tracer {
         Ok(())
     }
 
+    /// One stack's record.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn stack(&self, number: u32) -> Result<StackRecord, KernelError> {
+        let name = maps::STACKS;
+        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        Array::try_from(map)
+            .and_then(|array: Array<&MapData, StackRecord>| array.get(&number, 0))
+            .map_err(|source| KernelError::Map { name, source })
+    }
+
     /// Totals of the stacks numbered below `count`.
     ///
     /// # Errors
