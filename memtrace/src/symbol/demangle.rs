@@ -9,14 +9,31 @@ use std::{borrow::Cow, fmt};
 pub const MAX_NAME: usize = 16 * 1024;
 
 /// The name as its programmer wrote it, if it is a mangled C++ or Rust name; otherwise unchanged. Mangled names that
-/// would get longer than [`MAX_NAME`] stay mangled, so that they stay distinct.
+/// would get longer than [`MAX_NAME`] stay mangled, so that they stay distinct. The unlikely part of a function, which
+/// compilers move away under a symbol of its own, has the function's name.
 pub fn readable(symbol: &str) -> Cow<'_, str> {
+    let symbol = without_cold(symbol);
     if symbol.len() <= MAX_NAME
         && let Some(name) = rust(symbol).or_else(|| cpp(symbol))
     {
         return Cow::Owned(name);
     }
     bounded(symbol)
+}
+
+/// Drops GCC's and LLVM's `.cold` and `.cold.1`.
+fn without_cold(symbol: &str) -> &str {
+    match symbol.rsplit_once(".cold") {
+        Some((function, "")) => function,
+        Some((function, number))
+            if number.len() > 1
+                && number.starts_with('.')
+                && number[1..].bytes().all(|byte| byte.is_ascii_digit()) =>
+        {
+            function
+        }
+        _ => symbol,
+    }
 }
 
 /// Cuts a name that is too long, with a mark.
@@ -80,6 +97,9 @@ mod tests {
         assert_eq!(readable("_Znwm"), "operator new(unsigned long)");
         assert_eq!(readable("_Zbroken"), "_Zbroken");
         assert_eq!(readable(""), "");
+        assert_eq!(readable("load.cold"), "load");
+        assert_eq!(readable("_Z4loadi.cold.12"), "load(int)");
+        assert_eq!(readable("ice.colder"), "ice.colder");
     }
 
     /// A template whose every argument is the previous one twice: n levels give 2^n times the text.

@@ -57,20 +57,10 @@ pub fn functions(path: &Path, offsets: &[u64], progress: &mut dyn FnMut(usize)) 
     } else {
         vec![Found::Error; offsets.len()]
     };
-    // What debug information could not answer, a symbol table may.
-    let failed: Vec<usize> = (0..offsets.len())
-        .filter(|index| found[*index] == Found::Error)
-        .collect();
-    if !failed.is_empty() {
-        let offsets: Vec<u64> = failed.iter().map(|index| offsets[*index]).collect();
-        match look_up(path, &offsets, false, &mut |_| {}) {
-            Ok(answers) => {
-                for (index, answer) in failed.into_iter().zip(answers) {
-                    found[index] = answer;
-                }
-            }
-            Err(reason) => problems.push(format!("symbols not used: {reason}")),
-        }
+    if let Err(reason) = complete(path, offsets, &mut found)
+        && found.contains(&Found::Error)
+    {
+        problems.push(format!("symbols not used: {reason}"));
     }
     Answer {
         functions: readable(found),
@@ -85,6 +75,42 @@ enum Found {
     Names(Vec<String>),
     Unknown,
     Error,
+}
+
+/// Asks the symbol table what debug information left open: addresses it could not answer, and functions that it names
+/// without their namespace, as it does for local functions and in its small form (`-g1`, `line-tables-only`).
+fn complete(path: &Path, offsets: &[u64], found: &mut [Found]) -> Result<(), String> {
+    let open: Vec<usize> = (0..offsets.len())
+        .filter(|index| match &found[*index] {
+            Found::Names(names) => names.first().is_some_and(|name| !is_mangled(name)),
+            Found::Unknown => false,
+            Found::Error => true,
+        })
+        .collect();
+    if open.is_empty() {
+        return Ok(());
+    }
+    let asked: Vec<u64> = open.iter().map(|index| offsets[*index]).collect();
+    let answers = look_up(path, &asked, false, &mut |_| {})?;
+    for (index, answer) in open.into_iter().zip(answers) {
+        match (&mut found[index], answer) {
+            (Found::Names(names), Found::Names(symbols)) => {
+                if let (Some(name), Some(symbol)) = (names.first_mut(), symbols.into_iter().next())
+                    && is_mangled(&symbol)
+                {
+                    *name = symbol;
+                }
+            }
+            (Found::Names(_), _) => {}
+            (other, answer) => *other = answer,
+        }
+    }
+    Ok(())
+}
+
+/// Whether a name carries its namespace: C++ and old Rust, or new Rust.
+fn is_mangled(name: &str) -> bool {
+    name.starts_with("_Z") || name.starts_with("_R")
 }
 
 /// A symbolizer of its own for every file, so that the memory it takes ends with the file, and so that nothing of it is

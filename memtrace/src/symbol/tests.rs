@@ -162,13 +162,13 @@ fn inlined_functions_are_frames_of_their_own() {
         .map(|distance| stack(&[start + distance], StackEnd::Complete))
         .collect();
     let named = named(&profile(stacks, mappings()));
-    let module = "memtrace::symbol::tests::";
-    let expected = ["with_inlined_calls", "inlined_once", "inlined_twice"]
-        .map(|function| format!("{module}{function}"));
-    let found = named
-        .stacks
-        .iter()
-        .any(|stack| frames(stack).starts_with(&expected.each_ref().map(String::as_str)));
+    // Small debug information (`line-tables-only`) names inlined functions without their module.
+    let bare = |frame: &Arc<str>| frame.rsplit("::").next().unwrap_or_default().to_owned();
+    let expected = ["with_inlined_calls", "inlined_once", "inlined_twice"];
+    let found = named.stacks.iter().any(|stack| {
+        let names: Vec<String> = stack.frames.iter().take(3).map(bare).collect();
+        names == expected
+    });
     assert!(found, "{:#?}", named.stacks);
 }
 

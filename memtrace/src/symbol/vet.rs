@@ -13,7 +13,7 @@ use object::{
     elf::FileHeader64,
     read::{
         ReadCache,
-        elf::{FileHeader as _, SectionHeader as _},
+        elf::{CompressionHeader as _, FileHeader as _, SectionHeader as _},
     },
 };
 
@@ -57,10 +57,12 @@ fn sections(path: &Path, data: &ReadCache<File>) -> Result<Option<String>, objec
     let sections = header.sections(endian, data)?;
     let mut decompressed = 0u64;
     for section in sections.iter() {
-        if let Some((compression, _, _)) = section.compression(endian, data)? {
-            use object::read::elf::CompressionHeader as _;
-            let size: u64 = compression.ch_size(endian).into();
-            decompressed = decompressed.saturating_add(size);
+        match section.compression(endian, data) {
+            Ok(Some((compression, _, _))) => {
+                decompressed = decompressed.saturating_add(compression.ch_size(endian));
+            }
+            Ok(None) => {}
+            Err(error) => return Ok(Some(format!("debug information not used: {error}"))),
         }
     }
     if decompressed > MAX_DECOMPRESSED {
