@@ -28,9 +28,7 @@ fn main() {
 
 fn build() -> Result<(), String> {
     let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
-    let root = manifest
-        .parent()
-        .ok_or("the memtrace package must be inside its workspace")?;
+    let root = manifest.parent().ok_or("the memtrace package must be inside its workspace")?;
     let source = root.join("memtrace-ebpf");
     for path in ["memtrace-ebpf/src", "memtrace-ebpf/Cargo.toml", "memtrace-ebpf/Cargo.lock", "memtrace-common/src"] {
         println!("cargo::rerun-if-changed={}", root.join(path).display());
@@ -39,9 +37,8 @@ fn build() -> Result<(), String> {
 
     let out = PathBuf::from(variable("OUT_DIR")?);
     let tools = root.join(".tools/bin");
-    let linker = find_linker(&tools).ok_or(
-        "bpf-linker is missing: run `cargo xtask setup`, which installs it into .tools/bin",
-    )?;
+    let linker = find_linker(&tools)
+        .ok_or("bpf-linker is missing: run `cargo xtask setup`, which installs it into .tools/bin")?;
     println!("cargo::rerun-if-changed={}", linker.display());
     let mut command = toolchain()?;
     let target_dir = out.join("ebpf");
@@ -70,9 +67,8 @@ fn build() -> Result<(), String> {
             ]
             .join("\x1f"),
         );
-    let output = command
-        .output()
-        .map_err(|error| format!("cargo for the eBPF programs could not be started: {error}"))?;
+    let output =
+        command.output().map_err(|error| format!("cargo for the eBPF programs could not be started: {error}"))?;
     if !output.status.success() {
         let log = String::from_utf8_lossy(&output.stderr);
         for line in log.lines() {
@@ -81,8 +77,7 @@ fn build() -> Result<(), String> {
         return Err("the eBPF programs could not be compiled; the compiler's words are above".into());
     }
     let object = target_dir.join(TARGET).join("release/memtrace-ebpf");
-    fs::copy(&object, out.join("memtrace.bpf.o"))
-        .map_err(|error| format!("{}: {error}", object.display()))?;
+    fs::copy(&object, out.join("memtrace.bpf.o")).map_err(|error| format!("{}: {error}", object.display()))?;
     Ok(())
 }
 

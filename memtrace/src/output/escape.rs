@@ -46,8 +46,7 @@ pub fn text(name: &str) -> Cow<'_, str> {
 /// plain ones, and those around the name, which readers would trim, are dropped; a name with nothing left is
 /// `[no name]`.
 pub fn folded(name: &str) -> Cow<'_, str> {
-    let forbidden =
-        |character: char| character == ';' || is_hidden(character) || other_space(character);
+    let forbidden = |character: char| character == ';' || is_hidden(character) || other_space(character);
     let name = if name.contains(forbidden) {
         let replaced: String = name
             .chars()
@@ -125,9 +124,6 @@ mod tests {
 
     #[test]
     fn xml_text() {
-        assert_eq!(
-            xml("<a b=\"c\">&'\u{1b}"),
-            "&lt;a b=&quot;c&quot;&gt;&amp;&apos;?"
-        );
+        assert_eq!(xml("<a b=\"c\">&'\u{1b}"), "&lt;a b=&quot;c&quot;&gt;&amp;&apos;?");
     }
 }

@@ -76,22 +76,13 @@ impl Destination {
         if path.as_os_str() == "-" {
             return Ok(Self::stdout());
         }
-        let sink = prepare(path).map_err(|reason| FileError::Prepare {
-            path: path.into(),
-            reason,
-        })?;
-        Ok(Self {
-            path: path.into(),
-            sink,
-        })
+        let sink = prepare(path).map_err(|reason| FileError::Prepare { path: path.into(), reason })?;
+        Ok(Self { path: path.into(), sink })
     }
 
     /// Standard output.
     pub fn stdout() -> Self {
-        Self {
-            path: "-".into(),
-            sink: Sink::Stdout,
-        }
+        Self { path: "-".into(), sink: Sink::Stdout }
     }
 
     /// The path as it was given.
@@ -105,14 +96,8 @@ impl Destination {
     ///
     /// # Errors
     /// Writing or renaming failed; the destination is as it was, unless it is written to directly.
-    pub fn commit(
-        self,
-        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Result<(), FileError> {
-        let failed = |source| FileError::Write {
-            path: self.path.clone(),
-            source,
-        };
+    pub fn commit(self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FileError> {
+        let failed = |source| FileError::Write { path: self.path.clone(), source };
         match self.sink {
             Sink::Stdout => match buffered(io::stdout().lock(), write) {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -128,10 +113,7 @@ impl Destination {
     }
 }
 
-fn buffered(
-    out: impl Write,
-    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> io::Result<()> {
+fn buffered(out: impl Write, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     write(&mut out)?;
     out.flush()
@@ -165,17 +147,11 @@ fn prepare(path: &Path) -> Result<Sink, String> {
 fn is_descriptor(path: &Path) -> bool {
     path.starts_with("/proc")
         || path.starts_with("/dev/fd")
-        || ["/dev/stdin", "/dev/stdout", "/dev/stderr"]
-            .iter()
-            .any(|name| path == Path::new(name))
+        || ["/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name))
 }
 
 fn direct(path: &Path) -> Result<Sink, String> {
-    OpenOptions::new()
-        .append(true)
-        .open(path)
-        .map(Sink::Direct)
-        .map_err(|error| explained(&error, path.parent()))
+    OpenOptions::new().append(true).open(path).map(Sink::Direct).map_err(|error| explained(&error, path.parent()))
 }
 
 fn temporary(target: &Path, permissions: Permissions) -> Result<Sink, String> {
@@ -276,11 +252,7 @@ impl Outputs {
                         format.write(profile, &ViewOptions { which, ..*options }, out)
                     })
                 });
-                Written {
-                    path,
-                    format,
-                    result,
-                }
+                Written { path, format, result }
             })
             .collect()
     }

@@ -11,10 +11,7 @@ use crate::{
 };
 
 fn names(directory: &Path) -> Vec<OsString> {
-    let mut names: Vec<OsString> = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
+    let mut names: Vec<OsString> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     names
 }
@@ -40,10 +37,7 @@ fn the_file_appears_at_commit() {
     // As any program would create it, not only for its owner.
     let plain = directory.path().join("plain");
     File::create(&plain).unwrap();
-    assert_eq!(
-        fs::metadata(&path).unwrap().permissions(),
-        fs::metadata(&plain).unwrap().permissions()
-    );
+    assert_eq!(fs::metadata(&path).unwrap().permissions(), fs::metadata(&plain).unwrap().permissions());
 }
 
 #[test]
@@ -125,24 +119,16 @@ fn a_full_disk_stops_only_its_own_output() {
     let error = written[0].result.as_ref().unwrap_err().to_string();
     assert!(error.contains("/dev/full"), "{error}");
     assert!(written[1].result.is_ok());
-    assert!(
-        fs::read_to_string(good)
-            .unwrap()
-            .starts_with("server;_start;")
-    );
+    assert!(fs::read_to_string(good).unwrap().starts_with("server;_start;"));
 }
 
 #[test]
 fn every_planned_view_gets_its_file() {
     let directory = tempfile::tempdir().unwrap();
-    let outputs = ["leak.svg", "leak.folded", "leak.json", "leak.txt"]
-        .map(|name| directory.path().join(name));
+    let outputs = ["leak.svg", "leak.folded", "leak.json", "leak.txt"].map(|name| directory.path().join(name));
     let planned = plan(&outputs, None, &Which::ALL).unwrap();
     let outputs = Outputs::prepare(&planned).unwrap();
-    let options = ViewOptions {
-        colour: true,
-        ..ViewOptions::default()
-    };
+    let options = ViewOptions { colour: true, ..ViewOptions::default() };
     for written in outputs.write(&sample::plain(), &options) {
         written.result.unwrap();
     }

@@ -48,9 +48,7 @@ fn path(comm: &str, frames: &[Arc<str>]) -> String {
     }
     // A number at the end would be read as a value of its own, as in the lines that compare two profiles.
     if let Some(space) = path.rfind(' ')
-        && path[space + 1..]
-            .chars()
-            .all(|character| character.is_ascii_digit() || character == '.')
+        && path[space + 1..].chars().all(|character| character.is_ascii_digit() || character == '.')
     {
         path.replace_range(space..=space, "_");
     }

@@ -28,19 +28,12 @@ pub fn write(coverage: &Coverage, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
-    let mut lines = vec![
-        ("target", target(coverage)),
-        ("probed", String::from("nothing")),
-    ];
+    let mut lines = vec![("target", target(coverage)), ("probed", String::from("nothing"))];
     if !coverage.probed.is_empty() {
         lines.pop();
     }
     for (position, module) in coverage.probed.iter().enumerate() {
-        let functions: Vec<_> = module
-            .functions
-            .iter()
-            .map(|function| escape::text(function))
-            .collect();
+        let functions: Vec<_> = module.functions.iter().map(|function| escape::text(function)).collect();
         let label = if position == 0 { "probed" } else { "" };
         let line = format!("{}: {}", escape::text(&module.module), functions.join(" "));
         lines.push((label, line));
@@ -59,10 +52,7 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
     lines.extend(stacks(coverage));
     for problem in &coverage.problems {
         let module = escape::text(&problem.module);
-        lines.push((
-            "names",
-            format!("{module}: {}", escape::text(&problem.problem)),
-        ));
+        lines.push(("names", format!("{module}: {}", escape::text(&problem.problem))));
     }
     lines.extend(losses(coverage));
     if let Some(rss) = coverage.rss {
@@ -112,11 +102,7 @@ fn totals(coverage: &Coverage) -> String {
     let unfreed = coverage.unfreed;
     format!(
         "{}{} B ({}) allocated in {}, {} B ({}) unfreed in {}",
-        if coverage.lower_bound {
-            "at least "
-        } else {
-            ""
-        },
+        if coverage.lower_bound { "at least " } else { "" },
         allocated.bytes,
         units::bytes(allocated.bytes),
         units::counted(allocated.count, "call"),
@@ -129,10 +115,7 @@ fn totals(coverage: &Coverage) -> String {
 fn stacks(coverage: &Coverage) -> Vec<(&'static str, String)> {
     let all = coverage.stacks;
     if coverage.truncated.is_empty() {
-        return vec![(
-            "stacks",
-            format!("{} recorded, none truncated", units::counted(all, "stack")),
-        )];
+        return vec![("stacks", format!("{} recorded, none truncated", units::counted(all, "stack")))];
     }
     let truncated = |cut: &Truncated| {
         let share = |part, whole| units::percent(view::share(part, whole));
@@ -164,12 +147,7 @@ fn losses(coverage: &Coverage) -> Vec<(&'static str, String)> {
         .map(|loss| {
             let line = match loss.bytes {
                 0 => format!("{} × {}", loss.count, loss.sentence),
-                bytes => format!(
-                    "{} × {}; {}",
-                    loss.count,
-                    loss.sentence,
-                    units::bytes(bytes)
-                ),
+                bytes => format!("{} × {}; {}", loss.count, loss.sentence, units::bytes(bytes)),
             };
             ("lost", line)
         })

@@ -89,10 +89,7 @@ struct Amount {
 
 impl From<profile::Amount> for Amount {
     fn from(amount: profile::Amount) -> Self {
-        Self {
-            bytes: amount.bytes,
-            count: amount.count,
-        }
+        Self { bytes: amount.bytes, count: amount.count }
     }
 }
 
@@ -210,10 +207,7 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
             probed: coverage
                 .probed
                 .iter()
-                .map(|probed| Probed {
-                    module: &probed.module,
-                    functions: &probed.functions,
-                })
+                .map(|probed| Probed { module: &probed.module, functions: &probed.functions })
                 .collect(),
             events: Events {
                 allocations: events.allocations,
@@ -249,16 +243,9 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
             problems: coverage
                 .problems
                 .iter()
-                .map(|problem| Problem {
-                    module: &problem.module,
-                    problem: &problem.problem,
-                })
+                .map(|problem| Problem { module: &problem.module, problem: &problem.problem })
                 .collect(),
-            rss: coverage.rss.map(|rss| Rss {
-                before: rss.before,
-                after: rss.after,
-                difference: rss.difference(),
-            }),
+            rss: coverage.rss.map(|rss| Rss { before: rss.before, after: rss.after, difference: rss.difference() }),
             missed_growth: coverage.missed_growth(),
         }
     }
@@ -295,11 +282,7 @@ impl serde_json::ser::Formatter for Lines {
         writer.write_all(b"]")
     }
 
-    fn begin_array_value<W: Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
+    fn begin_array_value<W: Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
         if !first {
             writer.write_all(b",")?;
         }
@@ -309,11 +292,7 @@ impl serde_json::ser::Formatter for Lines {
         Ok(())
     }
 
-    fn write_string_fragment<W: Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-        fragment: &str,
-    ) -> io::Result<()> {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         let mut start = 0;
         for (position, character) in fragment.char_indices() {
             if escape::needs_json_escape(character) {

@@ -46,12 +46,7 @@ pub struct ViewOptions {
 
 impl Default for ViewOptions {
     fn default() -> Self {
-        Self {
-            which: Which::default(),
-            unit: Unit::default(),
-            top: 20,
-            colour: false,
-        }
+        Self { which: Which::default(), unit: Unit::default(), top: 20, colour: false }
     }
 }
 
@@ -149,12 +144,7 @@ impl Format {
     ///
     /// # Errors
     /// What the writer returns; and for SVG, values whose sum needs more than 64 bits.
-    pub fn write(
-        self,
-        profile: &NamedProfile,
-        options: &ViewOptions,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
+    pub fn write(self, profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write) -> io::Result<()> {
         match self {
             Self::Text => text::write(profile, options, out),
             Self::Folded => folded::write(profile, options, out),

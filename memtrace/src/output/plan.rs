@@ -82,11 +82,7 @@ pub enum PlanError {
 ///
 /// # Errors
 /// Unknown formats and contradictory options.
-pub fn plan(
-    outputs: &[PathBuf],
-    format: Option<Format>,
-    views: &[Which],
-) -> Result<Vec<Planned>, PlanError> {
+pub fn plan(outputs: &[PathBuf], format: Option<Format>, views: &[Which]) -> Result<Vec<Planned>, PlanError> {
     let mut wanted: Vec<Which> = views.to_vec();
     if wanted.is_empty() {
         wanted.push(Which::default());
@@ -104,11 +100,7 @@ pub fn plan(
             if wanted.len() > 1 && format != Format::Text {
                 return Err(PlanError::TwoViewsOnStdout { format });
             }
-            planned.push(Planned {
-                target: Target::Stdout,
-                format,
-                views: wanted.clone(),
-            });
+            planned.push(Planned { target: Target::Stdout, format, views: wanted.clone() });
             continue;
         }
         let format = match (Format::from_path(output), format) {
@@ -160,11 +152,9 @@ fn check_distinct(planned: &[Planned]) -> Result<(), PlanError> {
         // Collecting the components drops doubled slashes and `.`.
         let target = match &planned.target {
             Target::Stdout => Target::Stdout,
-            Target::File(path) => Target::File(
-                path.components()
-                    .filter(|part| *part != std::path::Component::CurDir)
-                    .collect(),
-            ),
+            Target::File(path) => {
+                Target::File(path.components().filter(|part| *part != std::path::Component::CurDir).collect())
+            }
         };
         if !seen.insert(target) {
             return Err(match &planned.target {
@@ -213,17 +203,10 @@ mod tests {
     #[test]
     fn one_view() {
         assert_eq!(plan_of(&[], None, &[]), ["- text unfreed"]);
-        assert_eq!(
-            plan_of(&[], Some(Format::Json), &[Which::All]),
-            ["- json all"]
-        );
+        assert_eq!(plan_of(&[], Some(Format::Json), &[Which::All]), ["- json all"]);
         assert_eq!(
             plan_of(&["leak.svg", "-", "a/b.FOLDED"], None, &[Which::Unfreed]),
-            [
-                "leak.svg svg unfreed",
-                "- text unfreed",
-                "a/b.FOLDED folded unfreed"
-            ]
+            ["leak.svg svg unfreed", "- text unfreed", "a/b.FOLDED folded unfreed"]
         );
     }
 
@@ -242,16 +225,11 @@ mod tests {
         );
         assert_eq!(
             plan_of(&["d.svg/leak"], Some(Format::Folded), &BOTH),
-            [
-                "d.svg/leak.unfreed folded unfreed",
-                "d.svg/leak.all folded all"
-            ]
+            ["d.svg/leak.unfreed folded unfreed", "d.svg/leak.all folded all"]
         );
         assert_eq!(
             error_of(&["-"], Some(Format::Folded), &BOTH),
-            PlanError::TwoViewsOnStdout {
-                format: Format::Folded
-            }
+            PlanError::TwoViewsOnStdout { format: Format::Folded }
         );
     }
 
@@ -261,35 +239,18 @@ mod tests {
             plan_of(&["out.dat", "x.svg"], Some(Format::Json), &[]),
             ["out.dat json unfreed", "x.svg svg unfreed"]
         );
-        assert_eq!(
-            plan_of(&["x.svg"], Some(Format::Svg), &[]),
-            ["x.svg svg unfreed"]
-        );
-        assert_eq!(
-            error_of(&["x.svg"], Some(Format::Json), &[]),
-            PlanError::UnusedFormat {
-                format: Format::Json
-            }
-        );
+        assert_eq!(plan_of(&["x.svg"], Some(Format::Svg), &[]), ["x.svg svg unfreed"]);
+        assert_eq!(error_of(&["x.svg"], Some(Format::Json), &[]), PlanError::UnusedFormat { format: Format::Json });
         for name in ["out", "out.dat", ".svg", "out.svg.gz"] {
-            assert!(matches!(
-                error_of(&[name], None, &[]),
-                PlanError::Format(FormatError::Extension { .. })
-            ));
+            assert!(matches!(error_of(&[name], None, &[]), PlanError::Format(FormatError::Extension { .. })));
         }
     }
 
     #[test]
     fn the_same_place_twice() {
         assert_eq!(error_of(&["-", "-"], None, &[]), PlanError::StdoutTwice);
-        assert!(matches!(
-            error_of(&["a/x.svg", "./a//x.svg"], None, &[]),
-            PlanError::SameFile { .. }
-        ));
-        assert!(matches!(
-            error_of(&["x.svg", "x.all.svg", "x.svg"], None, &BOTH),
-            PlanError::SameFile { .. }
-        ));
+        assert!(matches!(error_of(&["a/x.svg", "./a//x.svg"], None, &[]), PlanError::SameFile { .. }));
+        assert!(matches!(error_of(&["x.svg", "x.all.svg", "x.svg"], None, &BOTH), PlanError::SameFile { .. }));
     }
 
     #[cfg(unix)]

@@ -21,18 +21,11 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
     if lines.is_empty() {
         return write_empty(&title, &subtitle, options.which, out);
     }
-    let total = lines
-        .values()
-        .try_fold(0u64, |sum, value| sum.checked_add(*value));
+    let total = lines.values().try_fold(0u64, |sum, value| sum.checked_add(*value));
     if total.is_none() {
-        return Err(io::Error::other(
-            "the values add up to more than 64 bits can hold; use --unit count",
-        ));
+        return Err(io::Error::other("the values add up to more than 64 bits can hold; use --unit count"));
     }
-    let lines: Vec<String> = lines
-        .into_iter()
-        .map(|(path, value)| format!("{path} {value}"))
-        .collect();
+    let lines: Vec<String> = lines.into_iter().map(|(path, value)| format!("{path} {value}")).collect();
     let mut graph = Options::default();
     graph.title = title;
     graph.subtitle = Some(subtitle);
@@ -52,11 +45,7 @@ fn title(coverage: &Coverage, which: Which) -> String {
         Which::All => "All allocations",
     };
     let process = &coverage.process;
-    format!(
-        "{what}: {} (pid {})",
-        escape::folded(&process.comm),
-        process.pid
-    )
+    format!("{what}: {} (pid {})", escape::folded(&process.comm), process.pid)
 }
 
 /// Totals, and what makes them doubtful, in one line.
@@ -76,31 +65,18 @@ fn subtitle(coverage: &Coverage, which: Which) -> String {
         units::duration(coverage.duration),
     ));
     if which == Which::Unfreed && !coverage.older.is_zero() {
-        line.push_str(&format!(
-            "; blocks younger than {} left out",
-            units::duration(coverage.older)
-        ));
+        line.push_str(&format!("; blocks younger than {} left out", units::duration(coverage.older)));
     }
     let truncated: u64 = coverage.truncated.iter().map(|cut| cut.stacks).sum();
     if truncated != 0 {
-        line.push_str(&format!(
-            "; {truncated} of {} truncated",
-            units::counted(coverage.stacks, "stack")
-        ));
+        line.push_str(&format!("; {truncated} of {} truncated", units::counted(coverage.stacks, "stack")));
     }
     if !coverage.losses.is_empty() {
-        let losses: Vec<String> = coverage
-            .losses
-            .iter()
-            .map(|loss| format!("{} {}", loss.count, loss.name))
-            .collect();
+        let losses: Vec<String> = coverage.losses.iter().map(|loss| format!("{} {}", loss.count, loss.name)).collect();
         line.push_str(&format!("; lost: {}", losses.join(", ")));
     }
     if let Some(growth) = coverage.missed_growth() {
-        line.push_str(&format!(
-            "; no probed function was called while RSS grew by {}",
-            units::bytes(growth)
-        ));
+        line.push_str(&format!("; no probed function was called while RSS grew by {}", units::bytes(growth)));
     }
     line
 }

@@ -9,11 +9,7 @@ use super::*;
 use crate::view::sample;
 
 fn options(which: Which, unit: Unit) -> ViewOptions {
-    ViewOptions {
-        which,
-        unit,
-        ..ViewOptions::default()
-    }
+    ViewOptions { which, unit, ..ViewOptions::default() }
 }
 
 fn written(format: Format, profile: &NamedProfile, options: &ViewOptions) -> String {
@@ -42,25 +38,10 @@ fn check(format: Format, name: &str, content: &str) {
 /// The sample profiles in the views that are worth looking at.
 fn check_all(format: Format, prepare: impl Fn(String) -> String) {
     let cases = [
-        (
-            "plain-unfreed",
-            sample::plain(),
-            Which::Unfreed,
-            Unit::Bytes,
-        ),
+        ("plain-unfreed", sample::plain(), Which::Unfreed, Unit::Bytes),
         ("plain-all-count", sample::plain(), Which::All, Unit::Count),
-        (
-            "hostile-unfreed",
-            sample::hostile(),
-            Which::Unfreed,
-            Unit::Bytes,
-        ),
-        (
-            "hostile-all-count",
-            sample::hostile(),
-            Which::All,
-            Unit::Count,
-        ),
+        ("hostile-unfreed", sample::hostile(), Which::Unfreed, Unit::Bytes),
+        ("hostile-all-count", sample::hostile(), Which::All, Unit::Count),
         ("empty", sample::empty(), Which::Unfreed, Unit::Bytes),
     ];
     for (name, profile, which, unit) in cases {
@@ -129,15 +110,9 @@ fn folded_lines_add_up() {
         for which in Which::ALL {
             for unit in Unit::ALL {
                 let content = written(Format::Folded, &profile, &options(which, unit));
-                let sum: u64 = content
-                    .lines()
-                    .map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
-                    .sum();
-                let expected: u64 = profile
-                    .stacks
-                    .iter()
-                    .map(|stack| unit.of(which.of(stack)))
-                    .sum();
+                let sum: u64 =
+                    content.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+                let expected: u64 = profile.stacks.iter().map(|stack| unit.of(which.of(stack))).sum();
                 assert_eq!(sum, expected);
             }
         }
@@ -150,10 +125,7 @@ fn svg_holds_every_byte() {
     let profile = sample::hostile();
     let svg = written(Format::Svg, &profile, &ViewOptions::default());
     let total: u64 = profile.stacks.iter().map(|stack| stack.unfreed.bytes).sum();
-    assert!(
-        svg.contains(&format!(r#"total_samples="{total}""#)),
-        "{total}"
-    );
+    assert!(svg.contains(&format!(r#"total_samples="{total}""#)), "{total}");
 }
 
 #[test]
@@ -164,19 +136,11 @@ fn json_gives_names_back_unchanged() {
     assert_eq!(value["schema"], 1);
     assert_eq!(value["coverage"]["comm"], profile.process.comm.as_str());
     let mut read: Vec<Vec<String>> = serde_json::from_value(
-        value["stacks"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|stack| stack["frames"].clone())
-            .collect(),
+        value["stacks"].as_array().unwrap().iter().map(|stack| stack["frames"].clone()).collect(),
     )
     .unwrap();
-    let mut expected: Vec<Vec<String>> = profile
-        .stacks
-        .iter()
-        .map(|stack| stack.frames.iter().map(|frame| frame.to_string()).collect())
-        .collect();
+    let mut expected: Vec<Vec<String>> =
+        profile.stacks.iter().map(|stack| stack.frames.iter().map(|frame| frame.to_string()).collect()).collect();
     read.sort();
     expected.sort();
     assert_eq!(read, expected);
@@ -184,34 +148,22 @@ fn json_gives_names_back_unchanged() {
 
 #[test]
 fn text_shows_the_top_and_counts_the_rest() {
-    let options = ViewOptions {
-        top: 1,
-        ..ViewOptions::default()
-    };
+    let options = ViewOptions { top: 1, ..ViewOptions::default() };
     let content = written(Format::Text, &sample::plain(), &options);
-    assert!(
-        content.contains("… and 2 more call paths with 3145728 B (3.0 MiB) in 37 blocks"),
-        "{content}"
-    );
+    assert!(content.contains("… and 2 more call paths with 3145728 B (3.0 MiB) in 37 blocks"), "{content}");
     assert!(!content.contains("load_config"));
 }
 
 #[test]
 fn text_colours_only_when_asked() {
-    let options = ViewOptions {
-        colour: true,
-        ..ViewOptions::default()
-    };
+    let options = ViewOptions { colour: true, ..ViewOptions::default() };
     let coloured = written(Format::Text, &sample::hostile(), &options);
     assert!(coloured.contains("\u{1b}[1m"));
     let mut plain = coloured;
     for sequence in ["\u{1b}[1m", "\u{1b}[2m", "\u{1b}[0m"] {
         plain = plain.replace(sequence, "");
     }
-    assert_eq!(
-        plain,
-        written(Format::Text, &sample::hostile(), &ViewOptions::default())
-    );
+    assert_eq!(plain, written(Format::Text, &sample::hostile(), &ViewOptions::default()));
 }
 
 #[test]
@@ -223,15 +175,7 @@ fn formats_by_name_and_extension() {
         assert_eq!(Format::from_path(&path), Ok(format));
     }
     let error = Format::from_name("xml").unwrap_err().to_string();
-    assert_eq!(
-        error,
-        r#"there is no output format "xml"; use one of text folded svg json"#
-    );
-    let error = Format::from_path(Path::new("a\u{1b}.xml"))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains(".txt .folded .svg .json") && !error.contains('\u{1b}'),
-        "{error}"
-    );
+    assert_eq!(error, r#"there is no output format "xml"; use one of text folded svg json"#);
+    let error = Format::from_path(Path::new("a\u{1b}.xml")).unwrap_err().to_string();
+    assert!(error.contains(".txt .folded .svg .json") && !error.contains('\u{1b}'), "{error}");
 }

@@ -56,22 +56,13 @@ fn write_table(
         Unit::Count => noun,
     };
     let order = order.trim_end_matches('s');
-    writeln!(
-        out,
-        "{}",
-        style.bold(&format!("{title}, call paths by {order}s"))
-    )?;
+    writeln!(out, "{}", style.bold(&format!("{title}, call paths by {order}s")))?;
     if table.rows.is_empty() {
         return writeln!(out, "none");
     }
     let (shown, hidden) = table.rows.split_at(options.top.min(table.rows.len()));
     let cells: Vec<Vec<String>> = std::iter::once(titles(table.which))
-        .chain(
-            shown
-                .iter()
-                .enumerate()
-                .map(|(position, row)| cells(table.which, position + 1, row)),
-        )
+        .chain(shown.iter().enumerate().map(|(position, row)| cells(table.which, position + 1, row)))
         .collect();
     let widths = widths(&cells);
     for (position, line) in cells.iter().enumerate() {
@@ -85,12 +76,8 @@ fn write_table(
         }
     }
     if !hidden.is_empty() {
-        let bytes = hidden
-            .iter()
-            .fold(0u64, |sum, row| sum.saturating_add(row.amount.bytes));
-        let count = hidden
-            .iter()
-            .fold(0u64, |sum, row| sum.saturating_add(row.amount.count));
+        let bytes = hidden.iter().fold(0u64, |sum, row| sum.saturating_add(row.amount.bytes));
+        let count = hidden.iter().fold(0u64, |sum, row| sum.saturating_add(row.amount.count));
         writeln!(
             out,
             "… and {} with {bytes} B ({}) in {}",
@@ -102,11 +89,7 @@ fn write_table(
     writeln!(
         out,
         "total {}{} B ({}) in {}, {}",
-        if coverage.lower_bound {
-            "at least "
-        } else {
-            ""
-        },
+        if coverage.lower_bound { "at least " } else { "" },
         table.total.bytes,
         units::bytes(table.total.bytes),
         units::counted(table.total.count, noun),
@@ -148,15 +131,7 @@ fn cells(which: Which, rank: usize, row: &LeakRow<'_>) -> Vec<String> {
 
 fn widths(lines: &[Vec<String>]) -> Vec<usize> {
     let columns = lines.first().map_or(0, Vec::len);
-    (0..columns)
-        .map(|column| {
-            lines
-                .iter()
-                .map(|line| line[column].chars().count())
-                .max()
-                .unwrap_or(0)
-        })
-        .collect()
+    (0..columns).map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0)).collect()
 }
 
 fn align(cells: &[String], widths: &[usize]) -> String {
@@ -212,10 +187,6 @@ impl Style {
     }
 
     fn wrap(self, start: &str, text: &str) -> String {
-        if self.0 {
-            format!("{start}{text}{RESET}")
-        } else {
-            text.to_owned()
-        }
+        if self.0 { format!("{start}{text}{RESET}") } else { text.to_owned() }
     }
 }

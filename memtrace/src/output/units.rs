@@ -56,20 +56,12 @@ pub fn duration(duration: Duration) -> String {
 /// `61.5 %`; what is not nothing is never printed as nothing.
 pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
-    if percent > 0.0 && percent < 0.05 {
-        "<0.1 %".into()
-    } else {
-        format!("{percent:.1} %")
-    }
+    if percent > 0.0 && percent < 0.05 { "<0.1 %".into() } else { format!("{percent:.1} %") }
 }
 
 /// `1 block`, `2 blocks`.
 pub fn counted(count: u64, noun: &str) -> String {
-    if count == 1 {
-        format!("1 {noun}")
-    } else {
-        format!("{count} {noun}s")
-    }
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 /// Most characters of a sparkline.
@@ -80,9 +72,7 @@ const SPARKLINE: usize = 16;
 pub fn sparkline(series: &[u64]) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let shown = series.len().min(SPARKLINE);
-    let values: Vec<u64> = (1..=shown)
-        .map(|position| series[position * series.len() / shown - 1])
-        .collect();
+    let values: Vec<u64> = (1..=shown).map(|position| series[position * series.len() / shown - 1]).collect();
     let largest = values.iter().copied().max().unwrap_or(0);
     values
         .iter()

@@ -24,19 +24,13 @@ impl Amount {
     /// Both sums; a sum that does not fit stays at the largest value.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes.saturating_add(other.bytes),
-            count: self.count.saturating_add(other.count),
-        }
+        Self { bytes: self.bytes.saturating_add(other.bytes), count: self.count.saturating_add(other.count) }
     }
 
     /// Both differences; `None` if one would be negative.
     #[must_use]
     pub fn minus(self, other: Self) -> Option<Self> {
-        Some(Self {
-            bytes: self.bytes.checked_sub(other.bytes)?,
-            count: self.count.checked_sub(other.count)?,
-        })
+        Some(Self { bytes: self.bytes.checked_sub(other.bytes)?, count: self.count.checked_sub(other.count)? })
     }
 }
 
@@ -172,19 +166,11 @@ impl Profile {
     /// # Errors
     /// The first stack that does not balance.
     pub fn check(&self) -> Result<(), Imbalance> {
-        check_balance(
-            self.older,
-            self.stacks
-                .iter()
-                .map(|stack| (stack.allocated, stack.freed, stack.unfreed)),
-        )
+        check_balance(self.older, self.stacks.iter().map(|stack| (stack.allocated, stack.freed, stack.unfreed)))
     }
 }
 
-fn check_balance(
-    older: Duration,
-    stacks: impl Iterator<Item = (Amount, Amount, Amount)>,
-) -> Result<(), Imbalance> {
+fn check_balance(older: Duration, stacks: impl Iterator<Item = (Amount, Amount, Amount)>) -> Result<(), Imbalance> {
     for (stack, (allocated, freed, unfreed)) in stacks.enumerate() {
         let young = allocated.minus(freed).and_then(|live| live.minus(unfreed));
         let balanced = match young {
@@ -192,12 +178,7 @@ fn check_balance(
             None => false,
         };
         if !balanced {
-            return Err(Imbalance {
-                stack,
-                allocated,
-                freed,
-                unfreed,
-            });
+            return Err(Imbalance { stack, allocated, freed, unfreed });
         }
     }
     Ok(())
@@ -211,14 +192,8 @@ mod tests {
 
     fn check(older: u64, allocated: u64, freed: u64, unfreed: u64) -> Result<(), Imbalance> {
         let amount = |bytes| Amount { bytes, count: 1 };
-        let zero = Amount {
-            bytes: freed,
-            count: 0,
-        };
-        check_balance(
-            Duration::from_secs(older),
-            [(amount(allocated), zero, amount(unfreed))].into_iter(),
-        )
+        let zero = Amount { bytes: freed, count: 0 };
+        check_balance(Duration::from_secs(older), [(amount(allocated), zero, amount(unfreed))].into_iter())
     }
 
     #[test]
@@ -234,16 +209,7 @@ mod tests {
 
     #[test]
     fn sums_do_not_overflow() {
-        let most = Amount {
-            bytes: u64::MAX,
-            count: 1,
-        };
-        assert_eq!(
-            most.plus(most),
-            Amount {
-                bytes: u64::MAX,
-                count: 2
-            }
-        );
+        let most = Amount { bytes: u64::MAX, count: 1 };
+        assert_eq!(most.plus(most), Amount { bytes: u64::MAX, count: 2 });
     }
 }

@@ -75,11 +75,6 @@ impl NamedProfile {
     /// # Errors
     /// The first call path that does not balance.
     pub fn check(&self) -> Result<(), Imbalance> {
-        check_balance(
-            self.older,
-            self.stacks
-                .iter()
-                .map(|stack| (stack.allocated, stack.freed, stack.unfreed)),
-        )
+        check_balance(self.older, self.stacks.iter().map(|stack| (stack.allocated, stack.freed, stack.unfreed)))
     }
 }

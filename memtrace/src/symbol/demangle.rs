@@ -26,9 +26,7 @@ fn without_cold(symbol: &str) -> &str {
     match symbol.rsplit_once(".cold") {
         Some((function, "")) => function,
         Some((function, number))
-            if number.len() > 1
-                && number.starts_with('.')
-                && number[1..].bytes().all(|byte| byte.is_ascii_digit()) =>
+            if number.len() > 1 && number.starts_with('.') && number[1..].bytes().all(|byte| byte.is_ascii_digit()) =>
         {
             function
         }
@@ -88,10 +86,7 @@ mod tests {
     #[test]
     fn known_schemes() {
         assert_eq!(readable("main"), "main");
-        assert_eq!(
-            readable("_ZN4core9panicking9panic_fmt17h5f1a6fd39197ad62E"),
-            "core::panicking::panic_fmt"
-        );
+        assert_eq!(readable("_ZN4core9panicking9panic_fmt17h5f1a6fd39197ad62E"), "core::panicking::panic_fmt");
         assert_eq!(readable("_RNvCs1234_7mycrate3foo"), "mycrate::foo");
         assert_eq!(readable("_ZN5space3fooEibc"), "space::foo(int, bool, char)");
         assert_eq!(readable("_Znwm"), "operator new(unsigned long)");

@@ -113,8 +113,7 @@ fn locate(
                     });
                 }
                 for (lookup, functions) in addresses.iter().zip(answer.functions) {
-                    located[lookup.index].functions =
-                        functions.iter().map(|name| names.id(name)).collect();
+                    located[lookup.index].functions = functions.iter().map(|name| names.id(name)).collect();
                 }
             }
             File::Closed(module) => problems.push(NameProblem {
@@ -142,9 +141,7 @@ impl File {
     fn of(mapping: &Mapping) -> Self {
         match &mapping.open {
             Some(path) => Self::Open(path.clone()),
-            None if Path::new(&mapping.name).is_absolute() => {
-                Self::Closed(place::module_name(mapping).into_owned())
-            }
+            None if Path::new(&mapping.name).is_absolute() => Self::Closed(place::module_name(mapping).into_owned()),
             None => Self::None,
         }
     }
@@ -211,11 +208,7 @@ impl Merged {
         self.stacks
             .into_iter()
             .map(|(path, mut stack)| {
-                stack.frames = path
-                    .frames
-                    .iter()
-                    .map(|id| Arc::clone(names.get(*id)))
-                    .collect();
+                stack.frames = path.frames.iter().map(|id| Arc::clone(names.get(*id))).collect();
                 stack
             })
             .collect()

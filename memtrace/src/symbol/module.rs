@@ -40,10 +40,7 @@ pub fn functions(path: &Path, offsets: &[u64], progress: &mut dyn FnMut(usize)) 
             false
         }
         Verdict::Refused(reason) => {
-            return Answer {
-                functions: vec![Vec::new(); offsets.len()],
-                problem: Some(reason),
-            };
+            return Answer { functions: vec![Vec::new(); offsets.len()], problem: Some(reason) };
         }
     };
     let mut found = if debug_information {
@@ -62,10 +59,7 @@ pub fn functions(path: &Path, offsets: &[u64], progress: &mut dyn FnMut(usize)) 
     {
         problems.push(format!("symbols not used: {reason}"));
     }
-    Answer {
-        functions: readable(found),
-        problem: (!problems.is_empty()).then(|| problems.join("; ")),
-    }
+    Answer { functions: readable(found), problem: (!problems.is_empty()).then(|| problems.join("; ")) }
 }
 
 /// What blazesym says about one offset.
@@ -133,9 +127,7 @@ fn look_up(
     let mut found = Vec::with_capacity(offsets.len());
     for chunk in offsets.chunks(CHUNK) {
         // Damaged files make blazesym panic in places; a report with names missing is better than none.
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            symbolizer.symbolize(&source, Input::FileOffset(chunk))
-        }));
+        let result = catch_unwind(AssertUnwindSafe(|| symbolizer.symbolize(&source, Input::FileOffset(chunk))));
         match result {
             Ok(Ok(symbols)) => found.extend(symbols.iter().map(names)),
             Ok(Err(error)) => return Err(demangle::bounded(&error.to_string()).into_owned()),

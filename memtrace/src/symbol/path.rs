@@ -42,24 +42,13 @@ fn starts_a_thread(function: &str) -> bool {
         "clone3",
         "thread_start",
     ];
-    EXACT.contains(&function)
-        || function.starts_with("__libc_start_main")
-        || function.starts_with("__clone")
+    EXACT.contains(&function) || function.starts_with("__libc_start_main") || function.starts_with("__clone")
 }
 
 /// Names a stack.
-pub fn name(
-    profile: &Profile,
-    stack: &Stack,
-    places: &Places,
-    located: &[Located],
-    names: &mut Names,
-) -> NamedPath {
+pub fn name(profile: &Profile, stack: &Stack, places: &Places, located: &[Located], names: &mut Names) -> NamedPath {
     let Some(function) = stack.function else {
-        return NamedPath {
-            frames: vec![names.id(UNKNOWN_CALL_PATH)],
-            truncated: None,
-        };
+        return NamedPath { frames: vec![names.id(UNKNOWN_CALL_PATH)], truncated: None };
     };
     let (frames, end) = cut(stack, places);
     let truncated = truncation(profile, frames, end, places, located, names);
@@ -82,25 +71,14 @@ pub fn name(
         Some(function) => names.id(&function.name),
         None => names.id("[unknown allocator function]"),
     });
-    NamedPath {
-        frames: path,
-        truncated,
-    }
+    NamedPath { frames: path, truncated }
 }
 
 /// The frames up to where the walk went astray. A return address in no executable mapping was none: a function had used
 /// the frame pointer for something else. The first one is believed always, since it was where the call put it.
 fn cut<'a>(stack: &'a Stack, places: &Places) -> (&'a [u64], StackEnd) {
-    let mapped = |address: &u64| {
-        places
-            .find(*address)
-            .is_some_and(|(_, place)| place.mapping.is_some())
-    };
-    let astray = stack
-        .frames
-        .iter()
-        .skip(1)
-        .position(|address| !mapped(address));
+    let mapped = |address: &u64| places.find(*address).is_some_and(|(_, place)| place.mapping.is_some());
+    let astray = stack.frames.iter().skip(1).position(|address| !mapped(address));
     match astray {
         Some(position) => (&stack.frames[..=position], StackEnd::BrokenChain),
         None => (&stack.frames, stack.end),
@@ -133,10 +111,7 @@ fn truncation(
     let whole = match symbol(outermost) {
         Some(function) => starts_a_thread(function),
         // The C library's start code is a local function, which a stripped library does not name.
-        None => {
-            inner.last().and_then(symbol) == Some("main")
-                && in_c_library(profile, places, *outermost)
-        }
+        None => inner.last().and_then(symbol) == Some("main") && in_c_library(profile, places, *outermost),
     };
     (!whole).then_some(end)
 }
@@ -150,20 +125,12 @@ fn in_c_library(profile: &Profile, places: &Places, address: u64) -> bool {
     };
     let module = place::module_name(&profile.mappings[mapping]);
     // `libc.so.6`, before glibc 2.34 `libc-2.31.so`; musl's is the loader.
-    ["libc.so", "libc-", "ld-musl"]
-        .iter()
-        .any(|name| module.starts_with(name))
+    ["libc.so", "libc-", "ld-musl"].iter().any(|name| module.starts_with(name))
 }
 
 fn unknown(profile: &Profile, places: &Places, address: u64) -> String {
     match places.find(address) {
-        Some((
-            _,
-            place::Place {
-                mapping: Some(mapping),
-                offset,
-            },
-        )) => {
+        Some((_, place::Place { mapping: Some(mapping), offset })) => {
             let module = place::module_name(&profile.mappings[mapping]);
             // The place is that of the byte before.
             format!("[unknown] ({module}+{:#x})", offset.saturating_add(1))

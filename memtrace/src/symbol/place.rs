@@ -43,10 +43,7 @@ impl Places {
             let last = addresses.partition_point(|address| lookup(*address) < mapping.end);
             for position in first..last.max(first) {
                 let distance = lookup(addresses[position]).saturating_sub(mapping.start);
-                places[position] = Place {
-                    mapping: Some(index),
-                    offset: mapping.offset.saturating_add(distance),
-                };
+                places[position] = Place { mapping: Some(index), offset: mapping.offset.saturating_add(distance) };
             }
         }
         Self { addresses, places }

@@ -63,18 +63,9 @@ fn stack(frames: &[u64], end: StackEnd) -> Stack {
         function: Some(0),
         frames: frames.to_vec(),
         end,
-        allocated: Amount {
-            bytes: 100,
-            count: 10,
-        },
-        freed: Amount {
-            bytes: 40,
-            count: 4,
-        },
-        unfreed: Amount {
-            bytes: 60,
-            count: 6,
-        },
+        allocated: Amount { bytes: 100, count: 10 },
+        freed: Amount { bytes: 40, count: 4 },
+        unfreed: Amount { bytes: 60, count: 6 },
         oldest: Some(Duration::from_secs(3)),
         growth: vec![10, 60],
     }
@@ -82,22 +73,13 @@ fn stack(frames: &[u64], end: StackEnd) -> Stack {
 
 fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
     Profile {
-        process: Process {
-            pid: 1,
-            comm: "test".into(),
-        },
+        process: Process { pid: 1, comm: "test".into() },
         duration: Duration::from_secs(10),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
         functions: vec![
-            Function {
-                name: "malloc".into(),
-                module: "libc.so.6".into(),
-            },
-            Function {
-                name: "calloc".into(),
-                module: "libc.so.6".into(),
-            },
+            Function { name: "malloc".into(), module: "libc.so.6".into() },
+            Function { name: "calloc".into(), module: "libc.so.6".into() },
         ],
         stacks,
         mappings,
@@ -117,21 +99,14 @@ fn frames(stack: &NamedStack) -> Vec<&str> {
 
 #[test]
 fn names_own_functions_root_first() {
-    let stacks = vec![stack(
-        &[inner_address(), outer_address()],
-        StackEnd::Complete,
-    )];
+    let stacks = vec![stack(&[inner_address(), outer_address()], StackEnd::Complete)];
     let mut calls = Vec::new();
     let named = name(&profile(stacks, mappings()), &mut |done, total| {
         calls.push((done, total));
     });
     assert_eq!(
         frames(&named.stacks[0]),
-        [
-            "memtrace::symbol::tests::outer",
-            "memtrace::symbol::tests::nested::inner",
-            "malloc"
-        ]
+        ["memtrace::symbol::tests::outer", "memtrace::symbol::tests::nested::inner", "malloc"]
     );
     assert_eq!(named.stacks[0].truncated, None);
     assert_eq!(named.problems, []);
@@ -158,9 +133,7 @@ fn with_inlined_calls(value: u64) -> u64 {
 #[test]
 fn inlined_functions_are_frames_of_their_own() {
     let start = inside(with_inlined_calls as fn(u64) -> u64 as usize);
-    let stacks = (0..128)
-        .map(|distance| stack(&[start + distance], StackEnd::Complete))
-        .collect();
+    let stacks = (0..128).map(|distance| stack(&[start + distance], StackEnd::Complete)).collect();
     let named = named(&profile(stacks, mappings()));
     // Small debug information (`line-tables-only`) names inlined functions without their module.
     let bare = |frame: &Arc<str>| frame.rsplit("::").next().unwrap_or_default().to_owned();
@@ -175,10 +148,7 @@ fn inlined_functions_are_frames_of_their_own() {
 #[test]
 fn names_functions_of_libraries() {
     let address = inside(libc::qsort as *const () as usize);
-    let named = named(&profile(
-        vec![stack(&[address], StackEnd::Complete)],
-        mappings(),
-    ));
+    let named = named(&profile(vec![stack(&[address], StackEnd::Complete)], mappings()));
     let name = frames(&named.stacks[0])[0];
     assert!(name.contains("qsort"), "{name}");
 }
@@ -194,16 +164,10 @@ fn a_file_that_is_only_held_open_is_enough() {
     std::fs::remove_file(&copy).unwrap();
     let mut mappings = mappings();
     let own = outer_address();
-    let mapping = mappings
-        .iter_mut()
-        .find(|mapping| (mapping.start..mapping.end).contains(&own))
-        .unwrap();
+    let mapping = mappings.iter_mut().find(|mapping| (mapping.start..mapping.end).contains(&own)).unwrap();
     mapping.open = Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())));
     let named = named(&profile(vec![stack(&[own], StackEnd::Complete)], mappings));
-    assert_eq!(
-        frames(&named.stacks[0]),
-        ["memtrace::symbol::tests::outer", "malloc"]
-    );
+    assert_eq!(frames(&named.stacks[0]), ["memtrace::symbol::tests::outer", "malloc"]);
 }
 
 #[test]
@@ -221,10 +185,7 @@ fn unknown_addresses_tell_where_they_are() {
         mapping(0x30000, "", None),
         mapping(0x40000, "/opt/lib/libgone.so", Some("/nonexistent/file")),
     ];
-    let stacks = vec![stack(
-        &[0x9999_0000, 0x10234, 0x20001, 0x31000, 0x40010],
-        StackEnd::Complete,
-    )];
+    let stacks = vec![stack(&[0x9999_0000, 0x10234, 0x20001, 0x31000, 0x40010], StackEnd::Complete)];
     let named = named(&profile(stacks, mappings));
     assert_eq!(
         frames(&named.stacks[0]),
@@ -267,37 +228,22 @@ fn garbage_files_give_unknown_names() {
     for (case, content) in cases {
         let path = directory.path().join(case);
         std::fs::write(&path, content).unwrap();
-        let mapping = Mapping {
-            start: 0x10000,
-            end: 0x20000,
-            offset: 0x1000,
-            name: format!("/x/{case}"),
-            open: Some(path),
-        };
+        let mapping =
+            Mapping { start: 0x10000, end: 0x20000, offset: 0x1000, name: format!("/x/{case}"), open: Some(path) };
         let stacks = vec![stack(&[0x10100], StackEnd::Complete)];
         let named = named(&profile(stacks, vec![mapping]));
-        assert_eq!(
-            frames(&named.stacks[0]),
-            [format!("[unknown] ({case}+0x1100)").as_str(), "malloc"]
-        );
+        assert_eq!(frames(&named.stacks[0]), [format!("[unknown] ({case}+0x1100)").as_str(), "malloc"]);
         assert_eq!(named.problems.len(), 1, "{case}");
     }
 }
 
 #[test]
 fn a_frame_outside_all_code_cuts_the_stack() {
-    let stacks = vec![stack(
-        &[inner_address(), 0x1000, outer_address()],
-        StackEnd::Complete,
-    )];
+    let stacks = vec![stack(&[inner_address(), 0x1000, outer_address()], StackEnd::Complete)];
     let named = named(&profile(stacks, mappings()));
     assert_eq!(
         frames(&named.stacks[0]),
-        [
-            "[truncated: no frame pointer]",
-            "memtrace::symbol::tests::nested::inner",
-            "malloc"
-        ]
+        ["[truncated: no frame pointer]", "memtrace::symbol::tests::nested::inner", "malloc"]
     );
     assert_eq!(named.stacks[0].truncated, Some(StackEnd::BrokenChain));
 }
@@ -331,14 +277,7 @@ fn stacks_that_reach_start_code_are_whole() {
             let mut addresses = vec![outer_address(), start];
             addresses.extend(outside);
             let named = named(&profile(vec![stack(&addresses, end)], mappings()));
-            assert_eq!(
-                frames(&named.stacks[0]),
-                [
-                    "__clone_for_tests",
-                    "memtrace::symbol::tests::outer",
-                    "malloc"
-                ]
-            );
+            assert_eq!(frames(&named.stacks[0]), ["__clone_for_tests", "memtrace::symbol::tests::outer", "malloc"]);
             assert_eq!(named.stacks[0].truncated, None);
         }
     }
@@ -353,24 +292,11 @@ unsafe extern "C" {
 #[test]
 fn an_unnamed_caller_of_main_in_the_c_library_is_start_code() {
     let entry = inside(main as *const () as usize);
-    for (module, whole) in [
-        ("/lib/libc.so.6", true),
-        ("/lib/libc-2.31.so", true),
-        ("/lib/libother.so", false),
-    ] {
+    for (module, whole) in [("/lib/libc.so.6", true), ("/lib/libc-2.31.so", true), ("/lib/libother.so", false)] {
         let mut mappings = mappings();
-        mappings.push(Mapping {
-            start: 0x10000,
-            end: 0x11000,
-            offset: 0,
-            name: module.into(),
-            open: None,
-        });
+        mappings.push(Mapping { start: 0x10000, end: 0x11000, offset: 0, name: module.into(), open: None });
         let broken = |frames: &[u64]| stack(frames, StackEnd::BrokenChain);
-        let stacks = vec![
-            broken(&[outer_address(), entry, 0x10010]),
-            broken(&[outer_address(), 0x10020]),
-        ];
+        let stacks = vec![broken(&[outer_address(), entry, 0x10010]), broken(&[outer_address(), 0x10020])];
         let named = named(&profile(stacks, mappings));
         assert_eq!(named.stacks[0].truncated.is_none(), whole, "{module}");
         assert!(named.stacks[1].truncated.is_some());
@@ -395,27 +321,9 @@ fn stacks_with_the_same_names_are_merged() {
     assert_eq!(named.stacks.len(), 3);
     let merged = &named.stacks[0];
     assert_eq!(merged.recorded, 2);
-    assert_eq!(
-        merged.allocated,
-        Amount {
-            bytes: 200,
-            count: 20
-        }
-    );
-    assert_eq!(
-        merged.unfreed,
-        Amount {
-            bytes: 120,
-            count: 12
-        }
-    );
-    assert_eq!(
-        merged.freed,
-        Amount {
-            bytes: 80,
-            count: 8
-        }
-    );
+    assert_eq!(merged.allocated, Amount { bytes: 200, count: 20 });
+    assert_eq!(merged.unfreed, Amount { bytes: 120, count: 12 });
+    assert_eq!(merged.freed, Amount { bytes: 80, count: 8 });
     assert_eq!(merged.oldest, Some(Duration::from_secs(8)));
     assert_eq!(merged.growth, [1, 12, 63]);
     named.check().unwrap();
@@ -432,17 +340,8 @@ fn calls_without_a_stack_are_one_pseudo_frame() {
 
 #[test]
 fn later_mappings_win_where_they_overlap() {
-    let mapping = |name: &str| Mapping {
-        start: 0x10000,
-        end: 0x11000,
-        offset: 0,
-        name: name.into(),
-        open: None,
-    };
+    let mapping = |name: &str| Mapping { start: 0x10000, end: 0x11000, offset: 0, name: name.into(), open: None };
     let stacks = vec![stack(&[0x10010], StackEnd::Complete)];
     let named = named(&profile(stacks, vec![mapping("[old]"), mapping("[new]")]));
-    assert_eq!(
-        frames(&named.stacks[0]),
-        ["[unknown] ([new]+0x10)", "malloc"]
-    );
+    assert_eq!(frames(&named.stacks[0]), ["[unknown] ([new]+0x10)", "malloc"]);
 }

@@ -66,15 +66,11 @@ fn sections(path: &Path, data: &ReadCache<File>) -> Result<Option<String>, objec
         }
     }
     if decompressed > MAX_DECOMPRESSED {
-        return Ok(Some(format!(
-            "debug information not used: decompressed it would take {decompressed} bytes"
-        )));
+        return Ok(Some(format!("debug information not used: decompressed it would take {decompressed} bytes")));
     }
     for name in [".gnu_debugaltlink", ".debug_sup"] {
         if sections.section_by_name(endian, name.as_bytes()).is_some() {
-            return Ok(Some(format!(
-                "debug information not used: it continues in a file named by section {name}"
-            )));
+            return Ok(Some(format!("debug information not used: it continues in a file named by section {name}")));
         }
     }
     if let Some((_, section)) = sections.section_by_name(endian, b".gnu_debuglink") {
@@ -122,11 +118,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let garbage = directory.path().join("garbage");
         std::fs::write(&garbage, [0x7f; 5000]).unwrap();
-        for path in [
-            &garbage,
-            directory.path(),
-            &directory.path().join("missing"),
-        ] {
+        for path in [&garbage, directory.path(), &directory.path().join("missing")] {
             assert!(matches!(vet(path), Verdict::Refused(_)), "{path:?}");
         }
     }

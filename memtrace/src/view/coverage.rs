@@ -4,9 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use memtrace_common::stack::StackEnd;
 
-use crate::profile::{
-    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, TraceEnd,
-};
+use crate::profile::{Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, TraceEnd};
 
 /// RSS growth from which a trace without a single event is suspicious, bytes. A process that allocates nothing still
 /// moves by a few pages.
@@ -113,10 +111,7 @@ impl Coverage {
 /// Collects the coverage of `profile`.
 pub fn coverage(profile: &NamedProfile) -> Coverage {
     let sum = |part: fn(&NamedStack) -> Amount| {
-        profile
-            .stacks
-            .iter()
-            .fold(Amount::default(), |sum, stack| sum.plus(part(stack)))
+        profile.stacks.iter().fold(Amount::default(), |sum, stack| sum.plus(part(stack)))
     };
     let unfreed = sum(|stack| stack.unfreed);
     let live = sum(|stack| stack.allocated.minus(stack.freed).unwrap_or_default());
@@ -142,10 +137,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         events: profile.events,
         lower_bound: losses.iter().any(|loss| loss.lowers_totals),
         losses,
-        stacks: profile
-            .stacks
-            .iter()
-            .fold(0, |sum, stack| sum.saturating_add(stack.recorded)),
+        stacks: profile.stacks.iter().fold(0, |sum, stack| sum.saturating_add(stack.recorded)),
         allocated: sum(|stack| stack.allocated),
         unfreed,
         truncated: truncated(&profile.stacks),
@@ -157,14 +149,9 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
 fn probed(functions: &[Function]) -> Vec<ProbedModule> {
     let mut modules: Vec<ProbedModule> = Vec::new();
     for function in functions {
-        let position = modules
-            .iter()
-            .position(|module| module.module == function.module);
+        let position = modules.iter().position(|module| module.module == function.module);
         let position = position.unwrap_or_else(|| {
-            modules.push(ProbedModule {
-                module: function.module.clone(),
-                functions: Vec::new(),
-            });
+            modules.push(ProbedModule { module: function.module.clone(), functions: Vec::new() });
             modules.len() - 1
         });
         let names = &mut modules[position].functions;

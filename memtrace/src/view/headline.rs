@@ -3,17 +3,8 @@
 use std::sync::Arc;
 
 /// Where the standard libraries of C++ and Rust keep their code. A call path's bytes belong to whoever called them.
-const LIBRARIES: [&str; 9] = [
-    "std::",
-    "__gnu_cxx::",
-    "operator new",
-    "alloc::",
-    "core::",
-    "hashbrown::",
-    "__rust_",
-    "__rdl_",
-    "__rustc",
-];
+const LIBRARIES: [&str; 9] =
+    ["std::", "__gnu_cxx::", "operator new", "alloc::", "core::", "hashbrown::", "__rust_", "__rdl_", "__rustc"];
 
 /// Position in `frames` (root first, the allocator function last) of the innermost frame that is neither the allocator
 /// function nor glue of a language's standard library, such as `operator new` or `alloc::raw_vec`. When every frame is
@@ -21,9 +12,7 @@ const LIBRARIES: [&str; 9] = [
 pub fn headline(frames: &[Arc<str>]) -> Option<usize> {
     let callers = frames.len().checked_sub(1)?;
     let innermost = callers.checked_sub(1)?;
-    let useful = frames[..callers]
-        .iter()
-        .rposition(|frame| !is_glue(frame) && !frame.starts_with("[truncated: "));
+    let useful = frames[..callers].iter().rposition(|frame| !is_glue(frame) && !frame.starts_with("[truncated: "));
     useful.or((!frames[innermost].starts_with("[truncated: ")).then_some(innermost))
 }
 
@@ -32,9 +21,7 @@ fn is_glue(frame: &str) -> bool {
     if let Some(implementation) = name.strip_prefix('<') {
         // `<alloc::vec::Vec<T> as core::clone::Clone>::clone`, `<T as alloc::slice::ToVec>::to_vec`: whose code it is
         // is told by the type, or where that is a parameter, by the trait.
-        let (of, r#as) = implementation
-            .split_once(" as ")
-            .unwrap_or((implementation, ""));
+        let (of, r#as) = implementation.split_once(" as ").unwrap_or((implementation, ""));
         let parameter = of.len() == 1;
         return in_library(if parameter { r#as } else { of });
     }
@@ -76,10 +63,7 @@ mod tests {
         assert_eq!(of(&["main", "load", "malloc"]), Some("load"));
         assert_eq!(of(&["[unknown call path]"]), None);
         assert_eq!(of(&["[truncated: no frame pointer]", "malloc"]), None);
-        assert_eq!(
-            of(&["main", "[unknown] (libx.so+0x10)", "malloc"]),
-            Some("[unknown] (libx.so+0x10)")
-        );
+        assert_eq!(of(&["main", "[unknown] (libx.so+0x10)", "malloc"]), Some("[unknown] (libx.so+0x10)"));
         assert_eq!(of(&[]), None);
     }
 
@@ -119,21 +103,14 @@ mod tests {
             "app::operator<<(std::ostream&, app::Item const&)",
         ];
         for name in user {
-            assert_eq!(
-                of(&["main", name, "operator new(unsigned long)", "malloc"]),
-                Some(name)
-            );
+            assert_eq!(of(&["main", name, "operator new(unsigned long)", "malloc"]), Some(name));
         }
     }
 
     #[test]
     fn nothing_but_glue() {
         assert_eq!(
-            of(&[
-                "std::thread::run()",
-                "operator new(unsigned long)",
-                "malloc"
-            ]),
+            of(&["std::thread::run()", "operator new(unsigned long)", "malloc"]),
             Some("operator new(unsigned long)")
         );
     }

@@ -49,10 +49,7 @@ pub struct Growth<'a> {
 /// Ranks the call paths of `profile` by `unit`; equal ones by the other unit, then by name. Paths without any block
 /// are left out; those that hold only blocks of 0 bytes are not.
 pub fn leaks(profile: &NamedProfile, unit: Unit, which: Which) -> LeakTable<'_> {
-    let total = profile
-        .stacks
-        .iter()
-        .fold(Amount::default(), |sum, stack| sum.plus(which.of(stack)));
+    let total = profile.stacks.iter().fold(Amount::default(), |sum, stack| sum.plus(which.of(stack)));
     let mut rows: Vec<LeakRow<'_>> = profile
         .stacks
         .iter()
@@ -62,10 +59,7 @@ pub fn leaks(profile: &NamedProfile, unit: Unit, which: Which) -> LeakTable<'_> 
             amount: which.of(stack),
             share: share(unit.of(which.of(stack)), unit.of(total)),
             oldest: stack.oldest,
-            growth: Growth {
-                series: &stack.growth,
-                per_second: per_second(&stack.growth, profile.duration),
-            },
+            growth: Growth { series: &stack.growth, per_second: per_second(&stack.growth, profile.duration) },
             stack,
         })
         .collect();
@@ -79,12 +73,7 @@ pub fn leaks(profile: &NamedProfile, unit: Unit, which: Which) -> LeakTable<'_> 
             .then_with(|| other.of(b.amount).cmp(&other.of(a.amount)))
             .then_with(|| a.frames.cmp(b.frames))
     });
-    LeakTable {
-        which,
-        unit,
-        total,
-        rows,
-    }
+    LeakTable { which, unit, total, rows }
 }
 
 /// Sample i of n was taken at (i + 1) / n of the trace. The second half begins at the first sample taken at half of it
@@ -112,15 +101,9 @@ mod tests {
         assert_eq!(per_second(&[100, 150], ten), Some(10.0));
         // Samples at 2.5, 5, 7.5 and 10 s.
         assert_eq!(per_second(&[0, 100, 120, 50], ten), Some(-10.0));
-        assert_eq!(
-            per_second(&[9, 9, 0, 30, 30, 30], Duration::from_secs(6)),
-            Some(10.0)
-        );
+        assert_eq!(per_second(&[9, 9, 0, 30, 30, 30], Duration::from_secs(6)), Some(10.0));
         assert_eq!(per_second(&[7, 7, 7], ten), Some(0.0));
         assert_eq!(per_second(&[0, 7], Duration::ZERO), None);
-        assert_eq!(
-            per_second(&[u64::MAX, 0], Duration::from_secs(2)),
-            Some(-(u64::MAX as f64))
-        );
+        assert_eq!(per_second(&[u64::MAX, 0], Duration::from_secs(2)), Some(-(u64::MAX as f64)));
     }
 }

@@ -93,11 +93,7 @@ impl fmt::Display for Unit {
 
 /// `part` of `whole`, from 0 to 1; 0 if there is no whole.
 pub fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 {
-        0.0
-    } else {
-        part as f64 / whole as f64
-    }
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
 /// Call paths, root first, with their number, in the profile's order. Paths with 0 are left out.

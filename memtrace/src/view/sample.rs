@@ -8,8 +8,7 @@ use memtrace_common::{
 };
 
 use crate::profile::{
-    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, TraceEnd,
-    UNKNOWN_CALL_PATH,
+    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, TraceEnd, UNKNOWN_CALL_PATH,
 };
 
 pub fn amount(bytes: u64, count: u64) -> Amount {
@@ -17,10 +16,7 @@ pub fn amount(bytes: u64, count: u64) -> Amount {
 }
 
 pub fn function(name: &str, module: &str) -> Function {
-    Function {
-        name: name.into(),
-        module: module.into(),
-    }
+    Function { name: name.into(), module: module.into() }
 }
 
 /// A call path that freed everything but `unfreed`.
@@ -30,10 +26,7 @@ pub fn stack(frames: &[&str], allocated: Amount, unfreed: Amount) -> NamedStack 
         truncated: None,
         recorded: 1,
         allocated,
-        freed: amount(
-            allocated.bytes - unfreed.bytes,
-            allocated.count - unfreed.count,
-        ),
+        freed: amount(allocated.bytes - unfreed.bytes, allocated.count - unfreed.count),
         unfreed,
         oldest: (unfreed.count != 0).then(|| Duration::from_millis(58_250)),
         growth: Vec::new(),
@@ -52,10 +45,7 @@ pub fn plain() -> NamedProfile {
     let path = |inner: &[&'static str]| [&root[..], inner].concat();
     let megabyte = 1 << 20;
     NamedProfile {
-        process: Process {
-            pid: 4242,
-            comm: "server".into(),
-        },
+        process: Process { pid: 4242, comm: "server".into() },
         duration: Duration::from_secs(60),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
@@ -69,12 +59,7 @@ pub fn plain() -> NamedProfile {
         stacks: vec![
             with(
                 stack(
-                    &path(&[
-                        "serve",
-                        "parse(Request const&)",
-                        "operator new(unsigned long)",
-                        "malloc",
-                    ]),
+                    &path(&["serve", "parse(Request const&)", "operator new(unsigned long)", "malloc"]),
                     amount(700 * megabyte, 700_000),
                     amount(0, 0),
                 ),
@@ -98,11 +83,7 @@ pub fn plain() -> NamedProfile {
                 },
             ),
             with(
-                stack(
-                    &path(&["load_config", "calloc"]),
-                    amount(3 * megabyte, 40),
-                    amount(3 * megabyte, 30),
-                ),
+                stack(&path(&["load_config", "calloc"]), amount(3 * megabyte, 40), amount(3 * megabyte, 30)),
                 |stack| {
                     stack.growth = vec![3 * megabyte; 8];
                     stack.oldest = Some(Duration::from_secs(59));
@@ -110,13 +91,7 @@ pub fn plain() -> NamedProfile {
             ),
             stack(&path(&["touch", "malloc"]), amount(0, 7), amount(0, 7)),
         ],
-        events: Events {
-            allocations: 702_047,
-            frees: 700_900,
-            frees_unknown: 90,
-            nested: 12,
-            failed: 0,
-        },
+        events: Events { allocations: 702_047, frees: 700_900, frees_unknown: 90, nested: 12, failed: 0 },
         losses: Vec::new(),
         rss: Some((412 * megabyte, 530 * megabyte + megabyte / 2)),
         problems: Vec::new(),
@@ -129,24 +104,10 @@ pub fn hostile() -> NamedProfile {
     profile.process.comm = "# \u{1b}[31mevil\n;fake;line 99".into();
     profile.end = TraceEnd::TargetExecuted;
     profile.older = Duration::from_millis(2500);
-    profile
-        .functions
-        .push(function("malloc\u{1b}]0;x\u{7}", "lib\ttab.so"));
+    profile.functions.push(function("malloc\u{1b}]0;x\u{7}", "lib\ttab.so"));
     profile.losses = vec![
-        (
-            Loss::BlocksFull,
-            LossCount {
-                count: 17,
-                bytes: 2048,
-            },
-        ),
-        (
-            Loss::Conflict,
-            LossCount {
-                count: 1,
-                bytes: 16,
-            },
-        ),
+        (Loss::BlocksFull, LossCount { count: 17, bytes: 2048 }),
+        (Loss::Conflict, LossCount { count: 1, bytes: 16 }),
         (Loss::RingFull, LossCount { count: 2, bytes: 0 }),
     ];
     profile.problems = vec![NameProblem {
@@ -160,47 +121,22 @@ pub fn hostile() -> NamedProfile {
         })
     };
     profile.stacks = vec![
-        broken(stack(
-            &["[truncated: no frame pointer]", "a;b\nc 5", "malloc"],
-            amount(1000, 10),
-            amount(400, 4),
-        )),
+        broken(stack(&["[truncated: no frame pointer]", "a;b\nc 5", "malloc"], amount(1000, 10), amount(400, 4))),
         // Differs from the one above only in what an output may not print.
-        broken(stack(
-            &["[truncated: no frame pointer]", "a:b\u{7}c 5", "malloc"],
-            amount(100, 1),
-            amount(100, 1),
-        )),
+        broken(stack(&["[truncated: no frame pointer]", "a:b\u{7}c 5", "malloc"], amount(100, 1), amount(100, 1))),
         with(
-            stack(
-                &["[truncated: deeper than 127 frames]", "recurse", "malloc"],
-                amount(50, 1),
-                amount(50, 1),
-            ),
+            stack(&["[truncated: deeper than 127 frames]", "recurse", "malloc"], amount(50, 1), amount(50, 1)),
             |stack| stack.truncated = Some(StackEnd::Depth),
         ),
         stack(&[UNKNOWN_CALL_PATH], amount(30, 3), amount(20, 2)),
         stack(
-            &[
-                "",
-                "  ",
-                "<script>alert('&amp;')</script>",
-                "\u{fffe}\u{1b}[2J\u{85}",
-                "calloc",
-            ],
+            &["", "  ", "<script>alert('&amp;')</script>", "\u{fffe}\u{1b}[2J\u{85}", "calloc"],
             amount(64, 2),
             amount(64, 2),
         ),
-        stack(
-            &["main", "operator new 12", "malloc 34"],
-            amount(8, 1),
-            amount(8, 1),
-        ),
+        stack(&["main", "operator new 12", "malloc 34"], amount(8, 1), amount(8, 1)),
         // Young blocks are neither freed nor counted.
-        with(
-            stack(&["main", "young", "malloc"], amount(500, 5), amount(0, 0)),
-            |stack| stack.freed = amount(200, 2),
-        ),
+        with(stack(&["main", "young", "malloc"], amount(500, 5), amount(0, 0)), |stack| stack.freed = amount(200, 2)),
     ];
     profile
 }

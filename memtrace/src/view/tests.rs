@@ -29,10 +29,7 @@ fn unfreed_ranked_by_bytes() {
     assert_eq!(table.total, amount(15 << 20, 1237));
     // The path that freed everything is gone, the one with blocks of 0 bytes is not.
     let names: Vec<&str> = table.rows.iter().map(innermost).collect();
-    assert_eq!(
-        names,
-        ["operator new(unsigned long)", "load_config", "touch"]
-    );
+    assert_eq!(names, ["operator new(unsigned long)", "load_config", "touch"]);
     let first = &table.rows[0];
     assert_eq!(first.amount, amount(12 << 20, 1200));
     assert!((first.share - 0.8).abs() < 1e-12);
@@ -57,9 +54,7 @@ fn all_ranked_by_count() {
 #[test]
 fn equal_rows_keep_one_order() {
     let mut profile = plain();
-    profile.stacks = ["b", "a", "c"]
-        .map(|name| sample::stack(&[name, "malloc"], amount(5, 1), amount(5, 1)))
-        .into();
+    profile.stacks = ["b", "a", "c"].map(|name| sample::stack(&[name, "malloc"], amount(5, 1), amount(5, 1))).into();
     let table = leaks(&profile, Unit::Bytes, Which::Unfreed);
     let names: Vec<&str> = table.rows.iter().map(innermost).collect();
     assert_eq!(names, ["a", "b", "c"]);
@@ -88,11 +83,8 @@ fn coverage_of_a_clean_trace() {
     assert_eq!(coverage.younger, amount(0, 0));
     assert_eq!(coverage.missed_growth(), None);
     assert_eq!(coverage.rss.unwrap().difference(), (118 << 20) + (1 << 19));
-    let modules: Vec<(&str, usize)> = coverage
-        .probed
-        .iter()
-        .map(|module| (module.module.as_str(), module.functions.len()))
-        .collect();
+    let modules: Vec<(&str, usize)> =
+        coverage.probed.iter().map(|module| (module.module.as_str(), module.functions.len())).collect();
     assert_eq!(modules, [("libc.so.6", 4), ("libother.so", 1)]);
 }
 
@@ -103,15 +95,9 @@ fn coverage_of_a_bad_trace() {
     assert_eq!(coverage.losses.len(), 3);
     assert_eq!(coverage.losses[0].name, "blocks_full");
     assert_eq!(coverage.younger, amount(300, 3));
-    let cut: Vec<(StackEnd, u64, u64)> = coverage
-        .truncated
-        .iter()
-        .map(|cut| (cut.reason, cut.stacks, cut.unfreed.bytes))
-        .collect();
-    assert_eq!(
-        cut,
-        [(StackEnd::Depth, 1, 50), (StackEnd::BrokenChain, 2, 500)]
-    );
+    let cut: Vec<(StackEnd, u64, u64)> =
+        coverage.truncated.iter().map(|cut| (cut.reason, cut.stacks, cut.unfreed.bytes)).collect();
+    assert_eq!(cut, [(StackEnd::Depth, 1, 50), (StackEnd::BrokenChain, 2, 500)]);
     assert_eq!(coverage.rss.unwrap().difference(), -(1 << 20));
 }
 
@@ -124,8 +110,5 @@ fn losses_that_keep_totals_are_no_lower_bound() {
 
 #[test]
 fn growth_without_events_is_noticed() {
-    assert_eq!(
-        coverage(&empty()).missed_growth(),
-        Some((118 << 20) + (1 << 19))
-    );
+    assert_eq!(coverage(&empty()).missed_growth(), Some((118 << 20) + (1 << 19)));
 }
