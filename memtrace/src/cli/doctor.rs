@@ -10,12 +10,13 @@ use std::{
 use anyhow::Context as _;
 use serde::Serialize;
 
-use super::{FAILURE, colour};
+use super::{FAILURE, colour, options::budget};
 use crate::{
     kernel::{
-        budget,
+        budget::DEFAULT_MIB,
         feature::{self, Check, State},
     },
+    output::escape,
     target::{self, ProbeRow, Process},
 };
 
@@ -38,13 +39,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Size of the kernel-side tables to check for, MiB
-    #[arg(
-        long,
-        value_name = "MIB",
-        default_value_t = budget::DEFAULT_MIB,
-        value_parser = clap::value_parser!(u32).range(i64::from(budget::MIN_MIB)..=i64::from(budget::MAX_MIB)),
-        conflicts_with = "probes"
-    )]
+    #[arg(long, value_name = "MIB", value_parser = budget, default_value_t = DEFAULT_MIB, conflicts_with = "probes")]
     memory_budget: u32,
 }
 
@@ -174,7 +169,8 @@ fn table(checks: &[Check], colour: bool) -> String {
 
 /// One line for each site, then the notes.
 fn probe_table(rows: &[ProbeRow], notes: &[String]) -> String {
-    let mut lines = vec![["MODULE", "FUNCTION", "OFFSET", "INSTRUCTION", "EMULATED", "WHY NO BETTER ONE"].map(String::from)];
+    let mut lines =
+        vec![["MODULE", "FUNCTION", "OFFSET", "INSTRUCTION", "EMULATED", "WHY NO BETTER ONE"].map(String::from)];
     for row in rows {
         let aliases = if row.aliases.is_empty() { String::new() } else { format!(" ({})", row.aliases.join(", ")) };
         lines.push([
@@ -205,7 +201,7 @@ fn probe_table(rows: &[ProbeRow], notes: &[String]) -> String {
 
 /// Names from the target must not move a terminal's cursor or begin a line of their own.
 fn printable(text: &str) -> Cow<'_, str> {
-    crate::output::escape::text(text)
+    escape::text(text)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The commands, one file each. Only here (and in a later daemon) are stages joined.
 
 mod bench_empty;
+mod doctor;
 mod launch;
 mod memstacks;
 mod options;
@@ -32,6 +33,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Memstacks(memstacks::Args),
+    Doctor(doctor::Args),
     #[command(hide = true)]
     BenchEmpty(bench_empty::Args),
 }
@@ -65,6 +67,7 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Memstacks(args) => memstacks::run(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::BenchEmpty(args) => bench_empty::run(&args),
     }
 }

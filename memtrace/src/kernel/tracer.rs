@@ -155,14 +155,15 @@ impl Tracer {
             .map_max_entries(maps::TOTALS, budget.stacks)
             .load(OBJECT)
             .map_err(KernelError::Load)?;
-        if log_level > 0 {
-            forward_log(&mut ebpf);
-        }
         let multi = if multi::supported(Release::running()) {
             Some(MultiLoader::new(&ebpf).map_err(|source| KernelError::Table { name: "BTF", source })?)
         } else {
             None
         };
+        // Takes a map out of `ebpf`, which the loader above must have seen.
+        if log_level > 0 {
+            forward_log(&mut ebpf);
+        }
         let mut tracer = Self { ebpf, budget, links: Vec::new(), multi, multi_programs: HashMap::new() };
         tracer.write_control(Control { run: Run::Stopped as u32, zero: 0, next_stack: 1 })?;
         Ok(tracer)

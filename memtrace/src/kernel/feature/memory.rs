@@ -118,10 +118,8 @@ impl Group {
 
 /// What is left below a cgroup's limit: the kernel drops unused file pages before it enforces it.
 fn left(limit: u64, usage: u64, stat: &str, reclaimable: &str) -> u64 {
-    let reclaimable = stat
-        .lines()
-        .find_map(|line| line.strip_prefix(reclaimable)?.strip_prefix(' ')?.parse().ok())
-        .unwrap_or(0u64);
+    let reclaimable =
+        stat.lines().find_map(|line| line.strip_prefix(reclaimable)?.strip_prefix(' ')?.parse().ok()).unwrap_or(0u64);
     limit.saturating_sub(usage.saturating_sub(reclaimable))
 }
 

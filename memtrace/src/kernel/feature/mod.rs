@@ -23,6 +23,7 @@ use std::io;
 use serde::Serialize;
 
 use super::release::Release;
+use crate::kernel;
 use privilege::Privileges;
 
 /// How a condition is met.
@@ -111,7 +112,7 @@ pub fn checks(mebibytes: u32) -> Vec<Check> {
         system::release(release, cookie),
         privilege::check(&privileges, &privilege::own_path()),
         privilege::mapped_files(&privilege::open_mapped_file()),
-        privilege::pid_namespace(privilege::is_initial_pid_namespace()),
+        privilege::pid_namespace(kernel::in_initial_pid_namespace()),
     ];
     checks.extend(system::gather(release, &privileges));
     checks.extend(bpf::types(&privileges));

@@ -16,9 +16,9 @@ const CAP_BPF: u32 = 39;
 /// What `setcap` has to give. CAP_CHECKPOINT_RESTORE opens `/proc/PID/map_files`.
 const SETCAP: &str = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore=ep";
 
-/// Inode numbers of the initial namespaces in `/proc/PID/ns`, include/linux/proc_ns.h.
-const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
-const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+/// What `/proc/PID/ns/user` leads to in the initial user namespace; the number is fixed (`PROC_USER_INIT_INO` in
+/// include/linux/proc_ns.h).
+const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// What this process may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,8 @@ impl Privileges {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self {
             effective: effective(&status).unwrap_or(0),
-            initial_user_namespace: namespace("user") == Some(INITIAL_USER_NAMESPACE),
+            initial_user_namespace: fs::read_link("/proc/self/ns/user")
+                .is_ok_and(|link| link.as_os_str() == INITIAL_USER_NAMESPACE),
         }
     }
 
@@ -68,17 +69,6 @@ impl Privileges {
 fn effective(status: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(value.trim(), 16).ok()
-}
-
-/// Inode number of this process's namespace of a kind.
-fn namespace(kind: &str) -> Option<u64> {
-    let link = fs::read_link(format!("/proc/self/ns/{kind}")).ok()?;
-    parse_namespace(link.to_str()?)
-}
-
-/// `user:[4026531837]`.
-fn parse_namespace(link: &str) -> Option<u64> {
-    link.split_once(":[")?.1.strip_suffix(']')?.parse().ok()
 }
 
 /// Path of this program as a word for the shell.
@@ -132,27 +122,17 @@ pub fn mapped_files(opened: &io::Result<()>) -> Check {
     }
 }
 
-/// Whether this process is in the initial pid namespace; `None` if `/proc` does not tell.
-pub fn is_initial_pid_namespace() -> Option<bool> {
-    namespace("pid").map(|inode| inode == INITIAL_PID_NAMESPACE)
-}
-
 /// Checks the pid namespace.
-pub fn pid_namespace(initial: Option<bool>) -> Check {
+pub fn pid_namespace(initial: bool) -> Check {
     const NAME: &str = "pid namespace";
-    match initial {
-        Some(true) => Check::ok(NAME, "the initial one: every process can be traced"),
-        Some(false) => Check::degraded(
-            NAME,
-            "not the initial one: only the processes in it can be traced, by their numbers in it",
-            "to trace others, run memtrace outside of the container (or with --pid=host)",
-        ),
-        None => Check::degraded(
-            NAME,
-            "/proc/self/ns/pid can't be read: it is not known which processes can be traced",
-            "mount /proc: mount -t proc proc /proc",
-        ),
+    if initial {
+        return Check::ok(NAME, "the initial one: every process can be traced");
     }
+    Check::degraded(
+        NAME,
+        "not the initial one: only the processes in it can be traced, by their numbers in it",
+        "to trace others, run memtrace outside of the container (or in one with the host's pid namespace)",
+    )
 }
 
 #[cfg(test)]
@@ -211,12 +191,8 @@ mod tests {
 
     #[test]
     fn namespaces() {
-        assert_eq!(parse_namespace("user:[4026531837]"), Some(INITIAL_USER_NAMESPACE));
-        assert_eq!(parse_namespace("pid:[x]"), None);
-        assert_eq!(parse_namespace(""), None);
-        assert_eq!(pid_namespace(Some(true)).state, State::Ok);
-        assert_eq!(pid_namespace(Some(false)).state, State::Degraded);
-        assert_eq!(pid_namespace(None).state, State::Degraded);
+        assert_eq!(pid_namespace(true).state, State::Ok);
+        assert_eq!(pid_namespace(false).state, State::Degraded);
     }
 
     #[test]

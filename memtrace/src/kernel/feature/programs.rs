@@ -1,14 +1,7 @@
 //! The embedded programs themselves: the verifier accepts them, and probes with them count exactly what happens. The
 //! probes go to functions of this very process.
 
-use std::{
-    fs,
-    hint::black_box,
-    io,
-    num::NonZeroU32,
-    os::unix::fs::MetadataExt as _,
-    path::Path,
-};
+use std::{fs, hint::black_box, io, num::NonZeroU32, os::unix::fs::MetadataExt as _, path::Path};
 
 use memtrace_common::{
     event::{Counter, EventKind},
