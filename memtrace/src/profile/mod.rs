@@ -1,11 +1,15 @@
 //! What a trace found, before names are given: stacks with their numbers, and what it takes to read them later.
 
+mod named;
+
 use std::{path::PathBuf, time::Duration};
 
 use memtrace_common::{
     loss::{Loss, LossCount},
     stack::StackEnd,
 };
+
+pub use named::{NameProblem, NamedProfile, NamedStack, UNKNOWN_CALL_PATH};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,6 +18,20 @@ pub struct Amount {
     pub bytes: u64,
     /// Blocks, or calls.
     pub count: u64,
+}
+
+impl Amount {
+    /// Both sums; a sum that does not fit stays at the largest value.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_add(other.bytes), count: self.count.saturating_add(other.count) }
+    }
+
+    /// Both differences; `None` if one would be negative.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Option<Self> {
+        Some(Self { bytes: self.bytes.checked_sub(other.bytes)?, count: self.count.checked_sub(other.count)? })
+    }
 }
 
 /// A finished trace of one process.
@@ -122,4 +140,76 @@ pub struct Mapping {
     pub name: String,
     /// Where the file can be opened at any time (a descriptor that memtrace holds), if it is a file.
     pub open: Option<PathBuf>,
+}
+
+/// A stack whose numbers contradict each other: a bug of memtrace or of its kernel side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the numbers of stack {stack} do not add up: {allocated:?} allocated, {freed:?} freed, {unfreed:?} unfreed; \
+     this is a bug of memtrace, please report it"
+)]
+pub struct Imbalance {
+    /// Position of the stack.
+    pub stack: usize,
+    /// All blocks it allocated.
+    pub allocated: Amount,
+    /// Those that were freed.
+    pub freed: Amount,
+    /// Those found live, and old enough to count.
+    pub unfreed: Amount,
+}
+
+impl Profile {
+    /// Checks that for every stack, allocated minus freed equals unfreed. With [`Self::older`], which leaves young
+    /// blocks out of unfreed, the difference may be larger.
+    ///
+    /// # Errors
+    /// The first stack that does not balance.
+    pub fn check(&self) -> Result<(), Imbalance> {
+        check_balance(self.older, self.stacks.iter().map(|stack| (stack.allocated, stack.freed, stack.unfreed)))
+    }
+}
+
+fn check_balance(older: Duration, stacks: impl Iterator<Item = (Amount, Amount, Amount)>) -> Result<(), Imbalance> {
+    for (stack, (allocated, freed, unfreed)) in stacks.enumerate() {
+        let young = allocated.minus(freed).and_then(|live| live.minus(unfreed));
+        let balanced = match young {
+            Some(young) => young == Amount::default() || !older.is_zero(),
+            None => false,
+        };
+        if !balanced {
+            return Err(Imbalance { stack, allocated, freed, unfreed });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn check(older: u64, allocated: u64, freed: u64, unfreed: u64) -> Result<(), Imbalance> {
+        let amount = |bytes| Amount { bytes, count: 1 };
+        let zero = Amount { bytes: freed, count: 0 };
+        check_balance(Duration::from_secs(older), [(amount(allocated), zero, amount(unfreed))].into_iter())
+    }
+
+    #[test]
+    fn balance() {
+        check(0, 10, 4, 6).unwrap();
+        check(5, 10, 4, 6).unwrap();
+        check(5, 10, 4, 0).unwrap();
+        assert!(check(0, 10, 4, 5).is_err());
+        assert!(check(0, 10, 4, 7).is_err());
+        assert!(check(5, 10, 4, 7).is_err());
+        assert!(check(5, 10, 11, 0).is_err());
+    }
+
+    #[test]
+    fn sums_do_not_overflow() {
+        let most = Amount { bytes: u64::MAX, count: 1 };
+        assert_eq!(most.plus(most), Amount { bytes: u64::MAX, count: 2 });
+    }
 }

@@ -1,1 +1,112 @@
-//! Named profiles to plain tables.
+//! Named profiles to plain tables: numbers and names, no formatting.
+//!
+//! - [`leaks`]: call paths ranked by what they hold;
+//! - [`flame`]: call paths and one number each, for flame graphs;
+//! - [`coverage`]: what was traced, what was missed, and how sure the numbers are;
+//! - [`headline`]: the frame that says most about a call path.
+
+mod coverage;
+mod headline;
+mod leaks;
+
+use std::{fmt, sync::Arc};
+
+use crate::profile::{Amount, NamedProfile, NamedStack};
+
+pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Truncated, coverage};
+pub use headline::headline;
+pub use leaks::{Growth, LeakRow, LeakTable, leaks};
+
+/// Which allocations a table is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Which {
+    /// Allocated during the trace, still unfreed at its end.
+    #[default]
+    Unfreed,
+    /// All allocations during the trace, frees not subtracted.
+    All,
+}
+
+impl Which {
+    /// Every value, in order.
+    pub const ALL: [Self; 2] = [Self::Unfreed, Self::All];
+
+    /// The name used in options, file names and machine-readable output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unfreed => "unfreed",
+            Self::All => "all",
+        }
+    }
+
+    /// The part of a call path's numbers that counts.
+    pub const fn of(self, stack: &NamedStack) -> Amount {
+        match self {
+            Self::Unfreed => stack.unfreed,
+            Self::All => stack.allocated,
+        }
+    }
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// Bytes asked for.
+    #[default]
+    Bytes,
+    /// Blocks (unfreed) or calls (all).
+    Count,
+}
+
+impl Unit {
+    /// Every value, in order.
+    pub const ALL: [Self; 2] = [Self::Bytes, Self::Count];
+
+    /// The name used in options and machine-readable output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::Count => "count",
+        }
+    }
+
+    /// The number of this unit.
+    pub const fn of(self, amount: Amount) -> u64 {
+        match self {
+            Self::Bytes => amount.bytes,
+            Self::Count => amount.count,
+        }
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// `part` of `whole`, from 0 to 1; 0 if there is no whole.
+pub fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// Call paths, root first, with their number, in the profile's order. Paths with 0 are left out.
+pub fn flame(profile: &NamedProfile, which: Which, unit: Unit) -> Vec<(&[Arc<str>], u64)> {
+    profile
+        .stacks
+        .iter()
+        .map(|stack| (stack.frames.as_slice(), unit.of(which.of(stack))))
+        .filter(|(_, value)| *value != 0)
+        .collect()
+}
+
+#[cfg(test)]
+pub(crate) mod sample;
+#[cfg(test)]
+mod tests;

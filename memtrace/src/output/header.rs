@@ -1,0 +1,159 @@
+//! The coverage header as text: what was traced, what was missed, and how sure the numbers are.
+
+use std::io::{self, Write};
+
+use crate::{
+    profile::TraceEnd,
+    view::{self, Coverage, Truncated},
+};
+
+use super::{escape, units};
+
+/// How a trace ended, to follow "traced 60.0 s, ".
+fn end(end: TraceEnd) -> &'static str {
+    match end {
+        TraceEnd::Duration => "as long as asked for",
+        TraceEnd::Interrupted => "until interrupted",
+        TraceEnd::TargetExited => "until it exited",
+        TraceEnd::TargetExecuted => "until it executed another program",
+    }
+}
+
+/// Writes the header, one labelled line for each topic.
+pub fn write(coverage: &Coverage, out: &mut dyn Write) -> io::Result<()> {
+    for (label, line) in lines(coverage) {
+        writeln!(out, "{label:<9} {line}")?;
+    }
+    Ok(())
+}
+
+fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("target", target(coverage)), ("probed", String::from("nothing"))];
+    if !coverage.probed.is_empty() {
+        lines.pop();
+    }
+    for (position, module) in coverage.probed.iter().enumerate() {
+        let functions: Vec<_> = module.functions.iter().map(|function| escape::text(function)).collect();
+        let label = if position == 0 { "probed" } else { "" };
+        let line = format!("{}: {}", escape::text(&module.module), functions.join(" "));
+        lines.push((label, line));
+    }
+    lines.push(("seen", seen(coverage)));
+    lines.push(("totals", totals(coverage)));
+    if !coverage.older.is_zero() {
+        let line = format!(
+            "{} in {} younger than {} (--older)",
+            units::bytes(coverage.younger.bytes),
+            units::counted(coverage.younger.count, "unfreed block"),
+            units::duration(coverage.older)
+        );
+        lines.push(("left out", line));
+    }
+    lines.extend(stacks(coverage));
+    for problem in &coverage.problems {
+        let module = escape::text(&problem.module);
+        lines.push(("names", format!("{module}: {}", escape::text(&problem.problem))));
+    }
+    lines.extend(losses(coverage));
+    if let Some(rss) = coverage.rss {
+        let line = format!(
+            "{} → {} ({})",
+            units::bytes(rss.before),
+            units::bytes(rss.after),
+            units::signed_bytes(rss.difference())
+        );
+        lines.push(("RSS", line));
+    }
+    if let Some(growth) = coverage.missed_growth() {
+        let line = format!(
+            "no probed function was called while RSS grew by {}: the memory comes from another allocator or straight \
+             from mmap, which this view does not trace",
+            units::bytes(growth)
+        );
+        lines.push(("WARNING", line));
+    }
+    lines
+}
+
+fn target(coverage: &Coverage) -> String {
+    format!(
+        "{} (pid {}), traced {}, {}",
+        escape::text(&coverage.process.comm),
+        coverage.process.pid,
+        units::duration(coverage.duration),
+        end(coverage.end)
+    )
+}
+
+fn seen(coverage: &Coverage) -> String {
+    let events = &coverage.events;
+    format!(
+        "{}, {} ({} of blocks from before the trace), {} (not counted), {}",
+        units::counted(events.allocations, "allocation"),
+        units::counted(events.frees, "free"),
+        events.frees_unknown,
+        units::counted(events.nested, "nested call"),
+        units::counted(events.failed, "failed allocation"),
+    )
+}
+
+fn totals(coverage: &Coverage) -> String {
+    let allocated = coverage.allocated;
+    let unfreed = coverage.unfreed;
+    format!(
+        "{}{} B ({}) allocated in {}, {} B ({}) unfreed in {}",
+        if coverage.lower_bound { "at least " } else { "" },
+        allocated.bytes,
+        units::bytes(allocated.bytes),
+        units::counted(allocated.count, "call"),
+        unfreed.bytes,
+        units::bytes(unfreed.bytes),
+        units::counted(unfreed.count, "block"),
+    )
+}
+
+fn stacks(coverage: &Coverage) -> Vec<(&'static str, String)> {
+    let all = coverage.stacks;
+    if coverage.truncated.is_empty() {
+        return vec![("stacks", format!("{} recorded, none truncated", units::counted(all, "stack")))];
+    }
+    let truncated = |cut: &Truncated| {
+        let share = |part, whole| units::percent(view::share(part, whole));
+        format!(
+            "{} of {} truncated ({}; {} of allocated bytes, {} of unfreed bytes): {}",
+            cut.stacks,
+            units::counted(all, "stack"),
+            share(cut.stacks, all),
+            share(cut.allocated.bytes, coverage.allocated.bytes),
+            share(cut.unfreed.bytes, coverage.unfreed.bytes),
+            cut.reason.reason()
+        )
+    };
+    coverage
+        .truncated
+        .iter()
+        .enumerate()
+        .map(|(position, cut)| (if position == 0 { "stacks" } else { "" }, truncated(cut)))
+        .collect()
+}
+
+fn losses(coverage: &Coverage) -> Vec<(&'static str, String)> {
+    if coverage.losses.is_empty() {
+        return vec![("lost", "nothing".into())];
+    }
+    let mut lines: Vec<(&str, String)> = coverage
+        .losses
+        .iter()
+        .map(|loss| {
+            let line = match loss.bytes {
+                0 => format!("{} × {}", loss.count, loss.sentence),
+                bytes => format!("{} × {}; {}", loss.count, loss.sentence, units::bytes(bytes)),
+            };
+            ("lost", line)
+        })
+        .collect();
+    if coverage.lower_bound {
+        lines.push(("", "therefore every total is a lower bound".into()));
+    }
+    lines
+}

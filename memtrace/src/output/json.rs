@@ -1,0 +1,309 @@
+//! One JSON document, for other programs.
+//!
+//! Schema 1. Byte counts are integers of 64 bits, times integers of nanoseconds. Objects may get further members within a
+//! schema; members are renamed or change their meaning only with a new number.
+//!
+//! ```text
+//! schema           1
+//! view             "unfreed" | "all": what `bytes`, `count` and `share` of the stacks are about
+//! unit             "bytes" | "count": what the order and `share` are by
+//! total            {bytes, count}: sum over `stacks`
+//! lower_bound      true if blocks are missing from every total (see coverage.losses)
+//! stacks           call paths, the one that holds most first:
+//!   frames           names, root first, the allocator function last; pseudo frames: "[truncated: reason]" first,
+//!                    "[unknown] (module+0xoffset)", "[unknown call path]" alone
+//!   truncated        null, or why frames are missing at the root end
+//!   recorded         how many recorded stacks have these names
+//!   bytes, count     what the path holds in this view
+//!   share            of the total, by `unit`, from 0 to 1
+//!   allocated        {bytes, count}: all its calls that returned a block
+//!   freed            {bytes, count}: its blocks that were freed
+//!   unfreed          {bytes, count}: its blocks still unfreed, and at least `older_ns` old
+//!   oldest_ns        age of the oldest of them at the end, or null
+//!   growth           its unfreed bytes at equally spaced moments, the last at the end; may be empty
+//!   growth_per_second  bytes per second over the second half of the trace, or null
+//! coverage
+//!   pid, comm        the traced process
+//!   duration_ns      how long events were recorded
+//!   end              "duration" | "interrupted" | "target exited" | "target executed another program"
+//!   older_ns         unfreed blocks younger than this are left out
+//!   younger          {bytes, count}: those blocks
+//!   probed           [{module, functions}]
+//!   events           {allocations, frees, frees_unknown, nested, failed}
+//!   losses           [{name, count, bytes, lowers_totals, sentence}], the non-zero ones
+//!   stacks           number of distinct recorded stacks
+//!   allocated, unfreed  {bytes, count}: totals of the trace
+//!   truncated        [{reason, stacks, allocated, unfreed}]
+//!   problems         [{module, problem}]: modules with names missing
+//!   rss              {before, after, difference} in bytes, or null
+//!   missed_growth    RSS growth in bytes while no probed function was called, or null
+//! ```
+//!
+//! Names are unchanged, but characters that are harmful on a terminal are written as `\u` escapes.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::{
+    profile::{self, NamedProfile, TraceEnd},
+    view::{self, Coverage, LeakRow},
+};
+
+use super::{ViewOptions, escape};
+
+/// Writes the document and a line feed.
+pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write) -> io::Result<()> {
+    let table = view::leaks(profile, options.unit, options.which);
+    let coverage = view::coverage(profile);
+    let document = Document {
+        schema: 1,
+        view: options.which.name(),
+        unit: options.unit.name(),
+        total: table.total.into(),
+        lower_bound: coverage.lower_bound,
+        stacks: table.rows.iter().map(Stack::from).collect(),
+        coverage: (&coverage).into(),
+    };
+    let mut writer = serde_json::Serializer::with_formatter(&mut *out, Lines::default());
+    document.serialize(&mut writer)?;
+    writeln!(out)
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: u32,
+    view: &'static str,
+    unit: &'static str,
+    total: Amount,
+    lower_bound: bool,
+    stacks: Vec<Stack<'a>>,
+    coverage: CoverageObject<'a>,
+}
+
+#[derive(Serialize)]
+struct Amount {
+    bytes: u64,
+    count: u64,
+}
+
+impl From<profile::Amount> for Amount {
+    fn from(amount: profile::Amount) -> Self {
+        Self { bytes: amount.bytes, count: amount.count }
+    }
+}
+
+#[derive(Serialize)]
+struct Stack<'a> {
+    frames: Vec<&'a str>,
+    truncated: Option<&'static str>,
+    recorded: u64,
+    bytes: u64,
+    count: u64,
+    share: f64,
+    allocated: Amount,
+    freed: Amount,
+    unfreed: Amount,
+    oldest_ns: Option<u64>,
+    growth: &'a [u64],
+    growth_per_second: Option<f64>,
+}
+
+impl<'a> From<&LeakRow<'a>> for Stack<'a> {
+    fn from(row: &LeakRow<'a>) -> Self {
+        let stack = row.stack;
+        Self {
+            frames: row.frames.iter().map(AsRef::as_ref).collect(),
+            truncated: stack.truncated.map(|end| end.reason()),
+            recorded: stack.recorded,
+            bytes: row.amount.bytes,
+            count: row.amount.count,
+            share: row.share,
+            allocated: stack.allocated.into(),
+            freed: stack.freed.into(),
+            unfreed: stack.unfreed.into(),
+            oldest_ns: row.oldest.map(nanoseconds),
+            growth: row.growth.series,
+            growth_per_second: row.growth.per_second,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct CoverageObject<'a> {
+    pid: u32,
+    comm: &'a str,
+    duration_ns: u64,
+    end: &'static str,
+    older_ns: u64,
+    younger: Amount,
+    probed: Vec<Probed<'a>>,
+    events: Events,
+    losses: Vec<Loss>,
+    stacks: u64,
+    allocated: Amount,
+    unfreed: Amount,
+    truncated: Vec<Truncated>,
+    problems: Vec<Problem<'a>>,
+    rss: Option<Rss>,
+    missed_growth: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Probed<'a> {
+    module: &'a str,
+    functions: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Events {
+    allocations: u64,
+    frees: u64,
+    frees_unknown: u64,
+    nested: u64,
+    failed: u64,
+}
+
+#[derive(Serialize)]
+struct Loss {
+    name: &'static str,
+    count: u64,
+    bytes: u64,
+    lowers_totals: bool,
+    sentence: &'static str,
+}
+
+#[derive(Serialize)]
+struct Truncated {
+    reason: &'static str,
+    stacks: u64,
+    allocated: Amount,
+    unfreed: Amount,
+}
+
+#[derive(Serialize)]
+struct Problem<'a> {
+    module: &'a str,
+    problem: &'a str,
+}
+
+#[derive(Serialize)]
+struct Rss {
+    before: u64,
+    after: u64,
+    difference: i128,
+}
+
+impl<'a> From<&'a Coverage> for CoverageObject<'a> {
+    fn from(coverage: &'a Coverage) -> Self {
+        let events = &coverage.events;
+        Self {
+            pid: coverage.process.pid,
+            comm: &coverage.process.comm,
+            duration_ns: nanoseconds(coverage.duration),
+            end: end(coverage.end),
+            older_ns: nanoseconds(coverage.older),
+            younger: coverage.younger.into(),
+            probed: coverage
+                .probed
+                .iter()
+                .map(|probed| Probed { module: &probed.module, functions: &probed.functions })
+                .collect(),
+            events: Events {
+                allocations: events.allocations,
+                frees: events.frees,
+                frees_unknown: events.frees_unknown,
+                nested: events.nested,
+                failed: events.failed,
+            },
+            losses: coverage
+                .losses
+                .iter()
+                .map(|loss| Loss {
+                    name: loss.name,
+                    count: loss.count,
+                    bytes: loss.bytes,
+                    lowers_totals: loss.lowers_totals,
+                    sentence: loss.sentence,
+                })
+                .collect(),
+            stacks: coverage.stacks,
+            allocated: coverage.allocated.into(),
+            unfreed: coverage.unfreed.into(),
+            truncated: coverage
+                .truncated
+                .iter()
+                .map(|cut| Truncated {
+                    reason: cut.reason.reason(),
+                    stacks: cut.stacks,
+                    allocated: cut.allocated.into(),
+                    unfreed: cut.unfreed.into(),
+                })
+                .collect(),
+            problems: coverage
+                .problems
+                .iter()
+                .map(|problem| Problem { module: &problem.module, problem: &problem.problem })
+                .collect(),
+            rss: coverage.rss.map(|rss| Rss { before: rss.before, after: rss.after, difference: rss.difference() }),
+            missed_growth: coverage.missed_growth(),
+        }
+    }
+}
+
+fn end(end: TraceEnd) -> &'static str {
+    match end {
+        TraceEnd::Duration => "duration",
+        TraceEnd::Interrupted => "interrupted",
+        TraceEnd::TargetExited => "target exited",
+        TraceEnd::TargetExecuted => "target executed another program",
+    }
+}
+
+fn nanoseconds(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Compact, but for one line for every element of an outermost array, so that the stacks can be told apart by eye and by
+/// line; and with more characters escaped than JSON asks for.
+#[derive(Default)]
+struct Lines {
+    depth: u32,
+}
+
+impl serde_json::ser::Formatter for Lines {
+    fn begin_array<W: Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth += 1;
+        writer.write_all(b"[")
+    }
+
+    fn end_array<W: Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        writer.write_all(b"]")
+    }
+
+    fn begin_array_value<W: Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            writer.write_all(b",")?;
+        }
+        if self.depth == 1 {
+            writer.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        let mut start = 0;
+        for (position, character) in fragment.char_indices() {
+            if escape::needs_json_escape(character) {
+                writer.write_all(&fragment.as_bytes()[start..position])?;
+                let mut units = [0; 2];
+                for unit in character.encode_utf16(&mut units) {
+                    write!(writer, "\\u{unit:04x}")?;
+                }
+                start = position + character.len_utf8();
+            }
+        }
+        writer.write_all(&fragment.as_bytes()[start..])
+    }
+}

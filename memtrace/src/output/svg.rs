@@ -1,0 +1,104 @@
+//! A flame graph, drawn by inferno: root at the bottom, width by value, colours by name, so that one profile always
+//! gives the same bytes.
+
+use std::io::{self, Write};
+
+use inferno::flamegraph::{self, Options, Palette, color::BasicPalette};
+
+use crate::{
+    profile::NamedProfile,
+    view::{self, Coverage, Unit, Which},
+};
+
+use super::{ViewOptions, escape, folded, units};
+
+/// Writes the SVG document.
+pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write) -> io::Result<()> {
+    let coverage = view::coverage(profile);
+    let title = title(&coverage, options.which);
+    let subtitle = subtitle(&coverage, options.which);
+    let lines = folded::lines(profile, options);
+    if lines.is_empty() {
+        return write_empty(&title, &subtitle, options.which, out);
+    }
+    let total = lines.values().try_fold(0u64, |sum, value| sum.checked_add(*value));
+    if total.is_none() {
+        return Err(io::Error::other("the values add up to more than 64 bits can hold; use --unit count"));
+    }
+    let lines: Vec<String> = lines.into_iter().map(|(path, value)| format!("{path} {value}")).collect();
+    let mut graph = Options::default();
+    graph.title = title;
+    graph.subtitle = Some(subtitle);
+    graph.colors = Palette::Basic(BasicPalette::Mem);
+    graph.deterministic = true;
+    graph.count_name = match (options.unit, options.which) {
+        (Unit::Bytes, _) => "bytes".into(),
+        (Unit::Count, Which::Unfreed) => "blocks".into(),
+        (Unit::Count, Which::All) => "calls".into(),
+    };
+    flamegraph::from_lines(&mut graph, lines.iter().map(String::as_str), out)
+}
+
+fn title(coverage: &Coverage, which: Which) -> String {
+    let what = match which {
+        Which::Unfreed => "Unfreed allocations",
+        Which::All => "All allocations",
+    };
+    let process = &coverage.process;
+    format!("{what}: {} (pid {})", escape::folded(&process.comm), process.pid)
+}
+
+/// Totals, and what makes them doubtful, in one line.
+fn subtitle(coverage: &Coverage, which: Which) -> String {
+    let (total, noun) = match which {
+        Which::Unfreed => (coverage.unfreed, "block"),
+        Which::All => (coverage.allocated, "call"),
+    };
+    let mut line = String::new();
+    if coverage.lower_bound {
+        line.push_str("at least ");
+    }
+    line.push_str(&format!(
+        "{} in {}, traced {}",
+        units::bytes(total.bytes),
+        units::counted(total.count, noun),
+        units::duration(coverage.duration),
+    ));
+    if which == Which::Unfreed && !coverage.older.is_zero() {
+        line.push_str(&format!("; blocks younger than {} left out", units::duration(coverage.older)));
+    }
+    let truncated: u64 = coverage.truncated.iter().map(|cut| cut.stacks).sum();
+    if truncated != 0 {
+        line.push_str(&format!("; {truncated} of {} truncated", units::counted(coverage.stacks, "stack")));
+    }
+    if !coverage.losses.is_empty() {
+        let losses: Vec<String> = coverage.losses.iter().map(|loss| format!("{} {}", loss.count, loss.name)).collect();
+        line.push_str(&format!("; lost: {}", losses.join(", ")));
+    }
+    if let Some(growth) = coverage.missed_growth() {
+        line.push_str(&format!("; no probed function was called while RSS grew by {}", units::bytes(growth)));
+    }
+    line
+}
+
+/// Nothing to draw is a result too, and inferno has no picture for it.
+fn write_empty(title: &str, subtitle: &str, which: Which, out: &mut dyn Write) -> io::Result<()> {
+    let nothing = match which {
+        Which::Unfreed => "no unfreed allocations",
+        Which::All => "no allocations",
+    };
+    writeln!(
+        out,
+        r##"<?xml version="1.0" encoding="UTF-8" standalone="no"?>
+<svg version="1.1" width="1200" height="120" viewBox="0 0 1200 120" xmlns="http://www.w3.org/2000/svg">
+<rect width="1200" height="120" fill="#eef2ee"/>
+<g font-family="monospace" font-size="12" text-anchor="middle">
+<text x="600" y="30" font-size="17">{}</text>
+<text x="600" y="60">{}</text>
+<text x="600" y="90">{nothing}</text>
+</g>
+</svg>"##,
+        escape::xml(title),
+        escape::xml(subtitle),
+    )
+}

@@ -1,0 +1,192 @@
+//! The table for people: call paths ranked by what they hold, then the coverage header.
+//!
+//! Every row is a line of numbers, the frame that says most with the allocator function, and then all callers, innermost
+//! first.
+
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
+
+use crate::{
+    profile::NamedProfile,
+    view::{self, Coverage, LeakRow, LeakTable, Unit, Which},
+};
+
+use super::{ViewOptions, escape, header, units};
+
+const BOLD: &str = "\u{1b}[1m";
+const DIM: &str = "\u{1b}[2m";
+const RESET: &str = "\u{1b}[0m";
+
+/// Writes one table and the coverage header.
+pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write) -> io::Result<()> {
+    write_views(profile, &[options.which], options, out)
+}
+
+/// Writes a table for each of `views` ([`ViewOptions::which`] is ignored) and the coverage header once.
+pub fn write_views(
+    profile: &NamedProfile,
+    views: &[Which],
+    options: &ViewOptions,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let coverage = view::coverage(profile);
+    for which in views {
+        let table = view::leaks(profile, options.unit, *which);
+        write_table(&table, &coverage, options, out)?;
+        writeln!(out)?;
+    }
+    header::write(&coverage, out)
+}
+
+fn write_table(
+    table: &LeakTable<'_>,
+    coverage: &Coverage,
+    options: &ViewOptions,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let style = Style(options.colour);
+    let (title, noun) = match table.which {
+        Which::Unfreed => ("Unfreed allocations", "block"),
+        Which::All => ("All allocations", "call"),
+    };
+    let order = match table.unit {
+        Unit::Bytes => "bytes",
+        Unit::Count => noun,
+    };
+    let order = order.trim_end_matches('s');
+    writeln!(out, "{}", style.bold(&format!("{title}, call paths by {order}s")))?;
+    if table.rows.is_empty() {
+        return writeln!(out, "none");
+    }
+    let (shown, hidden) = table.rows.split_at(options.top.min(table.rows.len()));
+    let cells: Vec<Vec<String>> = std::iter::once(titles(table.which))
+        .chain(shown.iter().enumerate().map(|(position, row)| cells(table.which, position + 1, row)))
+        .collect();
+    let widths = widths(&cells);
+    for (position, line) in cells.iter().enumerate() {
+        let numbers = align(line, &widths);
+        match position.checked_sub(1) {
+            None => writeln!(out, "{numbers}")?,
+            Some(row) => {
+                writeln!(out, "{}", style.bold(&numbers))?;
+                write_path(shown[row].frames, style, out)?;
+            }
+        }
+    }
+    if !hidden.is_empty() {
+        let bytes = hidden.iter().fold(0u64, |sum, row| sum.saturating_add(row.amount.bytes));
+        let count = hidden.iter().fold(0u64, |sum, row| sum.saturating_add(row.amount.count));
+        writeln!(
+            out,
+            "… and {} with {bytes} B ({}) in {}",
+            units::counted(hidden.len() as u64, "more call path"),
+            units::bytes(bytes),
+            units::counted(count, noun),
+        )?;
+    }
+    writeln!(
+        out,
+        "total {}{} B ({}) in {}, {}",
+        if coverage.lower_bound { "at least " } else { "" },
+        table.total.bytes,
+        units::bytes(table.total.bytes),
+        units::counted(table.total.count, noun),
+        units::counted(table.rows.len() as u64, "call path"),
+    )
+}
+
+/// Numbers first, aligned right; the last column is aligned left.
+fn titles(which: Which) -> Vec<String> {
+    let titles: &[&str] = match which {
+        Which::Unfreed => &["rank", "bytes", "", "share", "blocks", "oldest", "growth"],
+        Which::All => &["rank", "bytes", "", "share", "calls", "unfreed bytes", ""],
+    };
+    titles.iter().map(|title| (*title).to_owned()).collect()
+}
+
+fn cells(which: Which, rank: usize, row: &LeakRow<'_>) -> Vec<String> {
+    let mut cells = vec![
+        rank.to_string(),
+        row.amount.bytes.to_string(),
+        units::bytes(row.amount.bytes),
+        units::percent(row.share),
+        row.amount.count.to_string(),
+    ];
+    match which {
+        Which::Unfreed => {
+            cells.push(row.oldest.map(units::duration).unwrap_or_default());
+            let rate = row.growth.per_second.map(units::rate).unwrap_or_default();
+            let growth = format!("{}  {rate}", units::sparkline(row.growth.series));
+            cells.push(growth.trim().to_owned());
+        }
+        Which::All => {
+            cells.push(row.stack.unfreed.bytes.to_string());
+            cells.push(String::new());
+        }
+    }
+    cells
+}
+
+fn widths(lines: &[Vec<String>]) -> Vec<usize> {
+    let columns = lines.first().map_or(0, Vec::len);
+    (0..columns).map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0)).collect()
+}
+
+fn align(cells: &[String], widths: &[usize]) -> String {
+    let mut line = String::new();
+    for (column, (cell, width)) in cells.iter().zip(widths).enumerate() {
+        if column + 1 == cells.len() {
+            line.push_str(&format!("  {cell}"));
+        } else if column == 0 {
+            line.push_str(&format!("{cell:>width$}"));
+        } else {
+            line.push_str(&format!("  {cell:>width$}"));
+        }
+    }
+    line.truncate(line.trim_end().len());
+    line
+}
+
+/// The headline, then every frame below the allocator function, innermost first. A headline that is the innermost frame
+/// is not repeated.
+fn write_path(frames: &[Arc<str>], style: Style, out: &mut dyn Write) -> io::Result<()> {
+    let Some((leaf, callers)) = frames.split_last() else {
+        return Ok(());
+    };
+    let leaf = escape::text(leaf);
+    let mut rest = callers;
+    match view::headline(frames) {
+        Some(headline) => {
+            let name = escape::text(&frames[headline]);
+            writeln!(out, "      {}  via {leaf}", style.bold(&name))?;
+            if headline + 1 == callers.len() {
+                rest = &callers[..headline];
+            }
+        }
+        None => writeln!(out, "      {}", style.bold(&leaf))?,
+    }
+    for frame in rest.iter().rev() {
+        writeln!(out, "        {}", style.dim(&escape::text(frame)))?;
+    }
+    Ok(())
+}
+
+/// Whether to colour.
+#[derive(Clone, Copy)]
+struct Style(bool);
+
+impl Style {
+    fn bold(self, text: &str) -> String {
+        self.wrap(BOLD, text)
+    }
+
+    fn dim(self, text: &str) -> String {
+        self.wrap(DIM, text)
+    }
+
+    fn wrap(self, start: &str, text: &str) -> String {
+        if self.0 { format!("{start}{text}{RESET}") } else { text.to_owned() }
+    }
+}

@@ -1,0 +1,80 @@
+//! A profile whose addresses have names. Everything shown to people is made from this.
+
+use std::{sync::Arc, time::Duration};
+
+use memtrace_common::{
+    loss::{Loss, LossCount},
+    stack::StackEnd,
+};
+
+use super::{Amount, Events, Function, Imbalance, Process, TraceEnd, check_balance};
+
+/// The only frame of calls whose stack could not be stored.
+pub const UNKNOWN_CALL_PATH: &str = "[unknown call path]";
+
+/// A [`super::Profile`] after symbolization. Stacks that got the same names are one stack here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedProfile {
+    /// The traced process.
+    pub process: Process,
+    /// How long events were recorded.
+    pub duration: Duration,
+    /// How the trace ended.
+    pub end: TraceEnd,
+    /// Blocks younger than this at the end were left out of [`NamedStack::unfreed`] (`--older`).
+    pub older: Duration,
+    /// The probed functions.
+    pub functions: Vec<Function>,
+    /// The call paths, in the order in which they were first recorded.
+    pub stacks: Vec<NamedStack>,
+    /// What the probes saw.
+    pub events: Events,
+    /// Non-zero losses.
+    pub losses: Vec<(Loss, LossCount)>,
+    /// Resident set at the start and at the end, bytes.
+    pub rss: Option<(u64, u64)>,
+    /// Modules whose addresses have no names, or worse ones than they could have.
+    pub problems: Vec<NameProblem>,
+}
+
+/// One call path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedStack {
+    /// Root first, the allocator function last. A cut stack begins with the pseudo frame `[truncated: reason]`; calls
+    /// without a stored stack have the one frame [`UNKNOWN_CALL_PATH`]. Names come from the target's files: any
+    /// characters can be in there, so escape before printing.
+    pub frames: Vec<Arc<str>>,
+    /// Why frames are missing at the root end, if they are.
+    pub truncated: Option<StackEnd>,
+    /// How many recorded stacks have these names.
+    pub recorded: u64,
+    /// All calls during the trace that returned a block.
+    pub allocated: Amount,
+    /// Blocks of this path that were freed during the trace.
+    pub freed: Amount,
+    /// Blocks still unfreed at the end and at least [`NamedProfile::older`] old.
+    pub unfreed: Amount,
+    /// Age of the oldest of them at the end.
+    pub oldest: Option<Duration>,
+    /// Unfreed bytes at equally spaced moments of the trace, the last at its end; empty if the trace was too short.
+    pub growth: Vec<u64>,
+}
+
+/// A module whose addresses could not be named as well as they should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameProblem {
+    /// File name of the module. Any characters can be in there.
+    pub module: String,
+    /// What happened, and what the consequence is. May quote the module's contents.
+    pub problem: String,
+}
+
+impl NamedProfile {
+    /// Checks for every call path what [`super::Profile::check`] checks for every stack.
+    ///
+    /// # Errors
+    /// The first call path that does not balance.
+    pub fn check(&self) -> Result<(), Imbalance> {
+        check_balance(self.older, self.stacks.iter().map(|stack| (stack.allocated, stack.freed, stack.unfreed)))
+    }
+}

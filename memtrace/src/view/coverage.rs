@@ -1,0 +1,182 @@
+//! What was traced, what was missed, and how sure the numbers are. Every output carries it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use memtrace_common::stack::StackEnd;
+
+use crate::profile::{Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, TraceEnd};
+
+/// RSS growth from which a trace without a single event is suspicious, bytes. A process that allocates nothing still
+/// moves by a few pages.
+const SUSPICIOUS_GROWTH: u64 = 1 << 20;
+
+/// Coverage of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    /// The traced process.
+    pub process: Process,
+    /// How long events were recorded.
+    pub duration: Duration,
+    /// How the trace ended.
+    pub end: TraceEnd,
+    /// Unfreed blocks younger than this are left out (`--older`).
+    pub older: Duration,
+    /// Those blocks.
+    pub younger: Amount,
+    /// The probed functions, by module.
+    pub probed: Vec<ProbedModule>,
+    /// What the probes saw.
+    pub events: Events,
+    /// Every non-zero loss.
+    pub losses: Vec<LossLine>,
+    /// Whether blocks are missing from the totals, so that every total is a lower bound.
+    pub lower_bound: bool,
+    /// Number of distinct recorded stacks.
+    pub stacks: u64,
+    /// All allocations.
+    pub allocated: Amount,
+    /// Unfreed blocks, without [`Self::younger`].
+    pub unfreed: Amount,
+    /// Stacks with frames missing at the root end, by reason.
+    pub truncated: Vec<Truncated>,
+    /// Modules with names missing.
+    pub problems: Vec<NameProblem>,
+    /// Resident set size, if it could be read.
+    pub rss: Option<Rss>,
+}
+
+/// Functions probed in one module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbedModule {
+    /// Its file name.
+    pub module: String,
+    /// Names of the functions.
+    pub functions: Vec<String>,
+}
+
+/// One reason for losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LossLine {
+    /// Short name.
+    pub name: &'static str,
+    /// What is missing, and what helps.
+    pub sentence: &'static str,
+    /// How many times.
+    pub count: u64,
+    /// Bytes asked for by the calls concerned, where known.
+    pub bytes: u64,
+    /// Whether it makes the totals lower bounds.
+    pub lowers_totals: bool,
+}
+
+/// Stacks cut for one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncated {
+    /// The reason.
+    pub reason: StackEnd,
+    /// How many of [`Coverage::stacks`].
+    pub stacks: u64,
+    /// What they allocated, a part of [`Coverage::allocated`].
+    pub allocated: Amount,
+    /// What of it is unfreed, a part of [`Coverage::unfreed`].
+    pub unfreed: Amount,
+}
+
+/// Resident set size in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rss {
+    /// When the trace started.
+    pub before: u64,
+    /// When it ended.
+    pub after: u64,
+}
+
+impl Rss {
+    /// After minus before.
+    pub const fn difference(self) -> i128 {
+        self.after as i128 - self.before as i128
+    }
+}
+
+impl Coverage {
+    /// RSS growth in bytes, if memory grew while no probed function was called: the target's memory comes from
+    /// somewhere else, and an empty result would mislead.
+    pub fn missed_growth(&self) -> Option<u64> {
+        let rss = self.rss?;
+        let growth = rss.after.saturating_sub(rss.before);
+        (self.events.allocations == 0 && growth >= SUSPICIOUS_GROWTH).then_some(growth)
+    }
+}
+
+/// Collects the coverage of `profile`.
+pub fn coverage(profile: &NamedProfile) -> Coverage {
+    let sum = |part: fn(&NamedStack) -> Amount| {
+        profile.stacks.iter().fold(Amount::default(), |sum, stack| sum.plus(part(stack)))
+    };
+    let unfreed = sum(|stack| stack.unfreed);
+    let live = sum(|stack| stack.allocated.minus(stack.freed).unwrap_or_default());
+    let losses: Vec<LossLine> = profile
+        .losses
+        .iter()
+        .filter(|(_, count)| count.count != 0)
+        .map(|(loss, count)| LossLine {
+            name: loss.name(),
+            sentence: loss.sentence(),
+            count: count.count,
+            bytes: count.bytes,
+            lowers_totals: loss.lowers_totals(),
+        })
+        .collect();
+    Coverage {
+        process: profile.process.clone(),
+        duration: profile.duration,
+        end: profile.end,
+        older: profile.older,
+        younger: live.minus(unfreed).unwrap_or_default(),
+        probed: probed(&profile.functions),
+        events: profile.events,
+        lower_bound: losses.iter().any(|loss| loss.lowers_totals),
+        losses,
+        stacks: profile.stacks.iter().fold(0, |sum, stack| sum.saturating_add(stack.recorded)),
+        allocated: sum(|stack| stack.allocated),
+        unfreed,
+        truncated: truncated(&profile.stacks),
+        problems: profile.problems.clone(),
+        rss: profile.rss.map(|(before, after)| Rss { before, after }),
+    }
+}
+
+fn probed(functions: &[Function]) -> Vec<ProbedModule> {
+    let mut modules: Vec<ProbedModule> = Vec::new();
+    for function in functions {
+        let position = modules.iter().position(|module| module.module == function.module);
+        let position = position.unwrap_or_else(|| {
+            modules.push(ProbedModule { module: function.module.clone(), functions: Vec::new() });
+            modules.len() - 1
+        });
+        let names = &mut modules[position].functions;
+        if !names.contains(&function.name) {
+            names.push(function.name.clone());
+        }
+    }
+    modules
+}
+
+fn truncated(stacks: &[NamedStack]) -> Vec<Truncated> {
+    let mut reasons: BTreeMap<StackEnd, Truncated> = BTreeMap::new();
+    for stack in stacks {
+        let Some(reason) = stack.truncated else {
+            continue;
+        };
+        let sum = reasons.entry(reason).or_insert(Truncated {
+            reason,
+            stacks: 0,
+            allocated: Amount::default(),
+            unfreed: Amount::default(),
+        });
+        sum.stacks = sum.stacks.saturating_add(stack.recorded);
+        sum.allocated = sum.allocated.plus(stack.allocated);
+        sum.unfreed = sum.unfreed.plus(stack.unfreed);
+    }
+    reasons.into_values().collect()
+}
