@@ -165,9 +165,8 @@ pub fn commit(result: u64, sp: u64) {
     if address == 0 {
         maps::count(Counter::Failed);
         // A failed realloc leaves the old block alone; glibc's realloc to 0 frees it and returns null.
-        if state.old_address != 0 && state.size != 0 {
+        if state.old_address != 0 && state.size != 0 && insert(tgid, state.old_address, &state.old_block) {
             maps::unsettle_freed(state.old_block.stack, state.old_block.size);
-            insert(tgid, state.old_address, &state.old_block);
         }
         return;
     }
