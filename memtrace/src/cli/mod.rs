@@ -8,6 +8,7 @@ mod options;
 mod progress;
 pub mod session;
 mod signals;
+mod workload;
 
 use std::{io, io::IsTerminal as _, process::ExitCode};
 
@@ -36,6 +37,9 @@ enum Command {
     Doctor(doctor::Args),
     #[command(hide = true)]
     BenchEmpty(bench_empty::Args),
+    /// The program that selftest traces
+    #[command(name = "__workload", hide = true)]
+    Workload,
 }
 
 /// An error in the way the command was called.
@@ -69,6 +73,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Memstacks(args) => memstacks::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::BenchEmpty(args) => bench_empty::run(&args),
+        Command::Workload => workload::run(),
     }
 }
 
