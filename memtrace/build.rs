@@ -19,9 +19,7 @@ fn main() {
 
 fn build() -> Result<(), String> {
     let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
-    let root = manifest
-        .parent()
-        .ok_or("the memtrace package must be inside its workspace")?;
+    let root = manifest.parent().ok_or("the memtrace package must be inside its workspace")?;
     for path in [
         "memtrace/build.rs",
         "memtrace/build",
@@ -34,18 +32,15 @@ fn build() -> Result<(), String> {
     }
     // The tools are searched on PATH, but a change of PATH alone changes nothing: cargo extends it for what it runs,
     // and would then build again.
-    let toolchain = Toolchain::choose(&ebpf::Facts::gather()).ok_or(
-        "no toolchain for the eBPF programs: run `cargo xtask setup`, which installs one or says how to",
-    )?;
-    let linker = ebpf::find_linker(root).ok_or(
-        "bpf-linker is missing: run `cargo xtask setup`, which installs it into .tools/bin",
-    )?;
+    let toolchain = Toolchain::choose(&ebpf::Facts::gather())
+        .ok_or("no toolchain for the eBPF programs: run `cargo xtask setup`, which installs one or says how to")?;
+    let linker = ebpf::find_linker(root)
+        .ok_or("bpf-linker is missing: run `cargo xtask setup`, which installs it into .tools/bin")?;
     println!("cargo::rerun-if-changed={}", linker.display());
 
     let out = PathBuf::from(variable("OUT_DIR")?);
     let object = compile(toolchain, root, &out.join("ebpf"))?;
-    fs::copy(&object, out.join("memtrace.bpf.o"))
-        .map_err(|error| format!("{}: {error}", object.display()))?;
+    fs::copy(&object, out.join("memtrace.bpf.o")).map_err(|error| format!("{}: {error}", object.display()))?;
     Ok(())
 }
 
@@ -58,9 +53,7 @@ fn compile(toolchain: Toolchain, root: &Path, target_dir: &Path) -> Result<PathB
         for line in log.lines() {
             println!("cargo::warning={line}");
         }
-        return Err(
-            "the eBPF programs could not be compiled; the compiler's words are above".into(),
-        );
+        return Err("the eBPF programs could not be compiled; the compiler's words are above".into());
     }
     Ok(target_dir.join(ebpf::TARGET).join("release/memtrace-ebpf"))
 }

@@ -20,7 +20,7 @@ pub struct BlockKey {
 pub struct Block {
     /// Bytes that the caller asked for (not what the allocator rounds it to).
     pub size: u64,
-    /// `bpf_ktime_get_coarse_ns` at commit: `CLOCK_MONOTONIC` nanoseconds at the resolution of a tick (1 to 10 ms).
+    /// Time of the commit, nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// Stack number, an index of the `STACKS` and `TOTALS` maps.
     pub stack: u32,

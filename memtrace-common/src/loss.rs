@@ -60,40 +60,23 @@ impl Loss {
     /// One sentence for people: what is missing, and what helps.
     pub const fn sentence(self) -> &'static str {
         match self {
-            Self::BlocksFull => {
-                "allocations not recorded: the table of live blocks was full (raise --memory-budget)"
-            }
+            Self::BlocksFull => "allocations not recorded: the table of live blocks was full (raise --memory-budget)",
             Self::StacksFull => {
                 "allocations under an unknown call path: the stack table was full (raise --memory-budget)"
             }
-            Self::ThreadsFull => {
-                "allocations not recorded: the thread table was full (raise --memory-budget)"
-            }
+            Self::ThreadsFull => "allocations not recorded: the thread table was full (raise --memory-budget)",
             Self::Conflict => "blocks whose free was missed: their address was allocated again",
-            Self::Abandoned => {
-                "allocating calls left without a return (exception, longjmp, end of a thread)"
-            }
-            Self::ResultUnreadable => {
-                "allocations not recorded: the pointer the function stored could not be read"
-            }
-            Self::StackUnreadable => {
-                "allocations under an unknown call path: the stack could not be read"
-            }
-            Self::HashCollision => {
-                "allocations under an unknown call path: their stack's hash is taken by others"
-            }
-            Self::RingFull => {
-                "messages to memtrace lost: code mapped during the trace may lack names"
-            }
+            Self::Abandoned => "allocating calls left without a return (exception, longjmp, end of a thread)",
+            Self::ResultUnreadable => "allocations not recorded: the pointer the function stored could not be read",
+            Self::StackUnreadable => "allocations under an unknown call path: the stack could not be read",
+            Self::HashCollision => "allocations under an unknown call path: their stack's hash is taken by others",
+            Self::RingFull => "messages to memtrace lost: code mapped during the trace may lack names",
         }
     }
 
     /// Whether bytes or blocks are missing from the totals, so that they are lower bounds.
     pub const fn lowers_totals(self) -> bool {
-        matches!(
-            self,
-            Self::BlocksFull | Self::ThreadsFull | Self::Abandoned | Self::ResultUnreadable
-        )
+        matches!(self, Self::BlocksFull | Self::ThreadsFull | Self::Abandoned | Self::ResultUnreadable)
     }
 }
 

@@ -79,14 +79,8 @@ mod tests {
 
     #[test]
     fn cookie_round_trip() {
-        let site = Site {
-            index: 513,
-            size: Arg::A2,
-            count: Arg::A1,
-            pointer: Arg::A0,
-            out: Arg::None,
-            return_offset: 24,
-        };
+        let site =
+            Site { index: 513, size: Arg::A2, count: Arg::A1, pointer: Arg::A0, out: Arg::None, return_offset: 24 };
         assert_eq!(Site::from_cookie(site.cookie()), site);
     }
 }

@@ -25,12 +25,7 @@ pub enum StackEnd {
 
 impl StackEnd {
     /// Every value, in order.
-    pub const ALL: [Self; 4] = [
-        Self::Complete,
-        Self::Depth,
-        Self::BrokenChain,
-        Self::Unreadable,
-    ];
+    pub const ALL: [Self; 4] = [Self::Complete, Self::Depth, Self::BrokenChain, Self::Unreadable];
 
     /// The value numbered `raw`.
     pub const fn from_raw(raw: u8) -> Option<Self> {

@@ -31,11 +31,11 @@ pub struct Call {
     pub fp: u64,
 }
 
-/// The current time, in nanoseconds of the monotonic clock at tick resolution.
+/// The current time, in nanoseconds of `CLOCK_MONOTONIC`.
 #[inline(always)]
 fn now() -> u64 {
     // SAFETY: a helper without arguments.
-    unsafe { aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns() }
+    unsafe { aya_ebpf::helpers::generated::bpf_ktime_get_ns() }
 }
 
 /// Reads one word of the target's memory.

@@ -51,18 +51,10 @@ impl Facts {
             .and_then(|text| version(&text));
         // rustup is asked only if need be: its answer takes longer than everything else here.
         let nightly = !distribution.is_some_and(new_enough)
-            && stdout(
-                Command::new("rustup").args(["run", "nightly", "rustc", "--print", "sysroot"]),
-            )
-            .is_some_and(|sysroot| {
-                Path::new(sysroot.trim())
-                    .join("lib/rustlib/src/rust/library/core/Cargo.toml")
-                    .exists()
-            });
-        Self {
-            distribution,
-            nightly,
-        }
+            && stdout(Command::new("rustup").args(["run", "nightly", "rustc", "--print", "sysroot"])).is_some_and(
+                |sysroot| Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core/Cargo.toml").exists(),
+            );
+        Self { distribution, nightly }
     }
 }
 
@@ -108,9 +100,7 @@ impl Toolchain {
 
 /// The bpf-linker of `.tools/bin` under the workspace's root, else one on `PATH`.
 pub fn find_linker(root: &Path) -> Option<PathBuf> {
-    search_path(root)
-        .map(|directory| directory.join("bpf-linker"))
-        .find(|file| file.is_file())
+    search_path(root).map(|directory| directory.join("bpf-linker")).find(|file| file.is_file())
 }
 
 /// The command that builds the eBPF programs into `target_dir`, with `rustc_flags` besides what they always take.
@@ -133,14 +123,9 @@ pub fn build_command(
         .env("PATH", path)
         .env("CARGO_ENCODED_RUSTFLAGS", encoded_flags(rustc_flags));
     // What these say is meant for the host's build.
-    for name in [
-        "RUSTC_WRAPPER",
-        "RUSTC_WORKSPACE_WRAPPER",
-        "RUSTFLAGS",
-        "RUSTDOC",
-        "CARGO_TARGET_DIR",
-        "CARGO_BUILD_TARGET",
-    ] {
+    for name in
+        ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "RUSTDOC", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET"]
+    {
         command.env_remove(name);
     }
     Ok(command)
@@ -180,10 +165,7 @@ fn rustup_nightly(program: &str) -> Command {
 /// What a command prints, if it can be started and succeeds.
 fn stdout(command: &mut Command) -> Option<String> {
     let output = command.output().ok()?;
-    output
-        .status
-        .success()
-        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// (1, 96) of `rustc 1.96.0 (…)`, or of a package version `1.96.0+dfsg1-1`.

@@ -1,3 +1,7 @@
 //! The `memtrace` command: everything is in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    memtrace::cli::main()
+}

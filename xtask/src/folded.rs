@@ -13,9 +13,7 @@ pub struct Line<'a> {
 pub fn parse(text: &str) -> Result<Vec<Line<'_>>> {
     text.lines()
         .enumerate()
-        .map(|(index, line)| {
-            parse_line(line).with_context(|| format!("line {}: {line:?}", index + 1))
-        })
+        .map(|(index, line)| parse_line(line).with_context(|| format!("line {}: {line:?}", index + 1)))
         .collect()
 }
 
@@ -29,10 +27,7 @@ fn parse_line(line: &str) -> Result<Line<'_>> {
 /// The call path from the outermost of `roots` down, frames joined by `;`: what calls that function is the C
 /// library's, whose functions have other names on every system. The whole path if none of them is in it.
 pub fn below_root(frames: &[&str], roots: &[&str]) -> String {
-    let start = frames
-        .iter()
-        .position(|frame| roots.contains(frame))
-        .unwrap_or(0);
+    let start = frames.iter().position(|frame| roots.contains(frame)).unwrap_or(0);
     frames[start..].join(";")
 }
 
@@ -44,8 +39,7 @@ mod tests {
 
     #[test]
     fn names_with_spaces() {
-        let lines =
-            parse("a b;main;operator new(unsigned long) 12\nx;[unknown] (libx.so+0x10) 3\n");
+        let lines = parse("a b;main;operator new(unsigned long) 12\nx;[unknown] (libx.so+0x10) 3\n");
         let lines = lines.unwrap();
         assert_eq!(lines[0].frames, ["main", "operator new(unsigned long)"]);
         assert_eq!(lines[0].value, 12);
@@ -54,10 +48,9 @@ mod tests {
 
     #[test]
     fn bad_lines_are_named() {
-        for (text, words) in [
-            ("a;b", "line 1: \"a;b\": no value"),
-            ("a;b 1\na;b x", "line 2: \"a;b x\": the value is no number"),
-        ] {
+        for (text, words) in
+            [("a;b", "line 1: \"a;b\": no value"), ("a;b 1\na;b x", "line 2: \"a;b x\": the value is no number")]
+        {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.starts_with(words), "{error}");
         }

@@ -18,9 +18,7 @@ pub fn lint() -> Result<()> {
     run::run(run::cargo("fmt")?.args(["--all", "--check"]))?;
     run::run(run::cargo("fmt")?.args(["--check", "--manifest-path", EBPF_MANIFEST]))?;
     run::run(
-        run::cargo("clippy")?
-            .args(["--workspace", "--all-targets", "--locked"])
-            .args(["--", "--deny", "warnings"]),
+        run::cargo("clippy")?.args(["--workspace", "--all-targets", "--locked"]).args(["--", "--deny", "warnings"]),
     )?;
     clippy_ebpf()?;
     build_ebpf()
@@ -44,10 +42,9 @@ fn clippy_ebpf() -> Result<()> {
 /// The programs as they are used, with the compiler's warnings denied; the build script does not deny them, so that
 /// a newer compiler's new warning keeps nobody from building.
 fn build_ebpf() -> Result<()> {
-    let toolchain = ebpf::Toolchain::choose(&ebpf::Facts::gather())
-        .context("no toolchain for the eBPF programs")?;
+    let toolchain = ebpf::Toolchain::choose(&ebpf::Facts::gather()).context("no toolchain for the eBPF programs")?;
     let target = build::target_directory()?.join("ebpf-lint");
-    let mut command = ebpf::build_command(toolchain, &run::root()?, &target, &["-Dwarnings"])
-        .map_err(anyhow::Error::msg)?;
+    let mut command =
+        ebpf::build_command(toolchain, &run::root()?, &target, &["-Dwarnings"]).map_err(anyhow::Error::msg)?;
     run::run(&mut command)
 }

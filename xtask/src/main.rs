@@ -21,10 +21,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(
-    bin_name = "cargo xtask",
-    about = "Sets up, builds, tests and measures memtrace"
-)]
+#[command(bin_name = "cargo xtask", about = "Sets up, builds, tests and measures memtrace")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -11,11 +11,9 @@ use anyhow::{Context, Result, bail};
 
 /// The workspace's root directory.
 pub fn root() -> Result<PathBuf> {
-    let package = env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    let root = package
-        .parent()
-        .context("the xtask package must be inside its workspace")?;
+    let package =
+        env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let root = package.parent().context("the xtask package must be inside its workspace")?;
     Ok(root.to_owned())
 }
 
@@ -37,10 +35,7 @@ pub fn plain(program: impl AsRef<OsStr>) -> Command {
 pub fn run(command: &mut Command) -> Result<()> {
     let line = line(command);
     eprintln!("+ {line}");
-    let status = command
-        .stdin(Stdio::null())
-        .status()
-        .with_context(|| format!("could not start: {line}"))?;
+    let status = command.stdin(Stdio::null()).status().with_context(|| format!("could not start: {line}"))?;
     if !status.success() {
         bail!("failed ({status}): {line}");
     }
@@ -50,10 +45,7 @@ pub fn run(command: &mut Command) -> Result<()> {
 /// What a command prints on its standard output. Its standard error goes into the error if it fails.
 pub fn output(command: &mut Command) -> Result<String> {
     let line = line(command);
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("could not start: {line}"))?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("could not start: {line}"))?;
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr);
         bail!("failed ({}): {line}\n{}", output.status, words.trim_end());
@@ -91,12 +83,13 @@ pub fn line(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         let value = value?;
         // cargo's own encoding, with separators that no terminal shows.
-        (name != "CARGO_ENCODED_RUSTFLAGS" && name != "PATH")
-            .then(|| format!("{}={}", name.display(), quoted(value)))
+        (name != "CARGO_ENCODED_RUSTFLAGS" && name != "PATH").then(|| format!("{}={}", name.display(), quoted(value)))
     });
-    let words = std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(quoted);
+    let program = match command.get_program() {
+        path if env::var_os("CARGO").is_some_and(|cargo| cargo == path) => OsStr::new("cargo"),
+        path => path,
+    };
+    let words = std::iter::once(program).chain(command.get_args()).map(quoted);
     variables.chain(words).collect::<Vec<_>>().join(" ")
 }
 
@@ -119,15 +112,9 @@ mod tests {
     #[test]
     fn a_failure_names_the_command() {
         let error = run(Command::new("false").arg("two words")).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "failed (exit status: 1): false 'two words'"
-        );
+        assert_eq!(error.to_string(), "failed (exit status: 1): false 'two words'");
         let error = output(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "failed (exit status: 3): sh -c 'echo why >&2; exit 3'\nwhy"
-        );
+        assert_eq!(error.to_string(), "failed (exit status: 3): sh -c 'echo why >&2; exit 3'\nwhy");
         let error = run(&mut Command::new("/no/such program")).unwrap_err();
         assert_eq!(error.to_string(), "could not start: '/no/such program'");
     }
@@ -135,10 +122,7 @@ mod tests {
     #[test]
     fn a_command_line_shows_what_it_sets() {
         let mut command = Command::new("cargo");
-        command
-            .arg("it's")
-            .env("PREFIX", "/usr/lib")
-            .env("PATH", "/bin");
+        command.arg("it's").env("PREFIX", "/usr/lib").env("PATH", "/bin");
         assert_eq!(line(&command), r"PREFIX=/usr/lib cargo 'it'\''s'");
     }
 }

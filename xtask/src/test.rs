@@ -8,11 +8,7 @@ use crate::{run, setup};
 #[derive(Args)]
 pub struct Options {
     /// Passed on to cargo test, for example a test's name, or `-- --nocapture`
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "ARGUMENTS"
-    )]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<String>,
 }
 
@@ -21,9 +17,5 @@ pub fn test(options: &Options) -> Result<()> {
     // Before the build: that takes minutes.
     run::need_root("cargo xtask test runs the tests that trace programs; tracing")?;
     setup::setup()?;
-    run::run(
-        run::cargo("test")?
-            .args(["--workspace", "--locked"])
-            .args(&options.arguments),
-    )
+    run::run(run::cargo("test")?.args(["--workspace", "--locked"]).args(&options.arguments))
 }

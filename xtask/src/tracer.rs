@@ -47,19 +47,13 @@ impl Tracer {
     /// for the error in case it fails.
     pub fn start<S: AsRef<OsStr>>(memtrace: &Path, arguments: &[S], quiet: bool) -> Result<Self> {
         let mut command = run::plain(memtrace);
-        command
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let line = run::line(&command);
         if !quiet {
             eprintln!("+ {line}");
         }
         let started = Instant::now();
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("could not start: {line}"))?;
+        let mut child = command.spawn().with_context(|| format!("could not start: {line}"))?;
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             bail!("no pipes to {line}");
         };
@@ -76,20 +70,13 @@ impl Tracer {
         match recording.recv_timeout(PATIENCE) {
             Ok(moment) => tracer.attach = moment - started,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                bail!(
-                    "did not record within {} s: {}",
-                    PATIENCE.as_secs(),
-                    tracer.line
-                )
+                bail!("did not record within {} s: {}", PATIENCE.as_secs(), tracer.line)
             }
             // Its standard error is closed: it has ended.
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 let status = tracer.wait()?.0;
                 let words = tracer.words();
-                bail!(
-                    "ended before it recorded ({status}): {}{words}",
-                    tracer.line
-                )
+                bail!("ended before it recorded ({status}): {}{words}", tracer.line)
             }
         }
         Ok(tracer)
@@ -111,10 +98,7 @@ impl Tracer {
         }
         // SAFETY: the call has succeeded, so it has filled all of it.
         let time = unsafe { time.assume_init() };
-        Ok(Duration::new(
-            time.tv_sec.cast_unsigned(),
-            u32::try_from(time.tv_nsec)?,
-        ))
+        Ok(Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec)?))
     }
 
     /// Interrupts it as Ctrl-C does and waits for its end; fails unless it succeeds.
@@ -134,19 +118,12 @@ impl Tracer {
             Some(Ok(output)) => output.with_context(|| format!("reading from {}", self.line))?,
             _ => bail!("the output was lost of {}", self.line),
         };
-        Ok(Finished {
-            output,
-            detach,
-            cpu,
-        })
+        Ok(Finished { output, detach, cpu })
     }
 
     /// Waits until all it said on standard error has been passed on; what was kept of it, each line after a newline.
     fn words(&mut self) -> String {
-        self.words
-            .take()
-            .and_then(|words| words.join().ok())
-            .unwrap_or_default()
+        self.words.take().and_then(|words| words.join().ok()).unwrap_or_default()
     }
 
     /// Waits for its end: how it ended, and its user and system time.
@@ -156,14 +133,7 @@ impl Tracer {
         // Not `Child::wait`, which does not tell the time it used.
         loop {
             // SAFETY: both outlive the call, which only writes to them.
-            let waited = unsafe {
-                libc::wait4(
-                    self.child.id().cast_signed(),
-                    &raw mut status,
-                    0,
-                    usage.as_mut_ptr(),
-                )
-            };
+            let waited = unsafe { libc::wait4(self.child.id().cast_signed(), &raw mut status, 0, usage.as_mut_ptr()) };
             if waited > 0 {
                 break;
             }
@@ -196,15 +166,11 @@ impl Drop for Tracer {
 }
 
 fn duration(time: libc::timeval) -> Result<Duration> {
-    Ok(Duration::from_secs(u64::try_from(time.tv_sec)?)
-        + Duration::from_micros(u64::try_from(time.tv_usec)?))
+    Ok(Duration::from_secs(u64::try_from(time.tv_sec)?) + Duration::from_micros(u64::try_from(time.tv_usec)?))
 }
 
 /// Passes lines on or keeps them, and tells the moment of the one that says that memtrace records.
-fn watch(
-    stderr: impl Read + Send + 'static,
-    quiet: bool,
-) -> (Receiver<Instant>, JoinHandle<String>) {
+fn watch(stderr: impl Read + Send + 'static, quiet: bool) -> (Receiver<Instant>, JoinHandle<String>) {
     let (sender, receiver) = mpsc::channel();
     let words = thread::spawn(move || {
         let mut sender = Some(sender);

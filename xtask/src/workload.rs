@@ -51,18 +51,10 @@ impl Workload {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("no pipes to {name}");
         };
-        let mut workload = Self {
-            name,
-            child,
-            input,
-            output: BufReader::new(output),
-        };
+        let mut workload = Self { name, child, input, output: BufReader::new(output) };
         let answer = workload.answer()?;
         if answer != "ready" {
-            bail!(
-                "{} answered {answer:?} in place of \"ready\"",
-                workload.name
-            );
+            bail!("{} answered {answer:?} in place of \"ready\"", workload.name);
         }
         Ok(workload)
     }
@@ -80,9 +72,7 @@ impl Workload {
 
     fn answer(&mut self) -> Result<String> {
         let mut line = String::new();
-        self.output
-            .read_line(&mut line)
-            .with_context(|| format!("reading from {}", self.name))?;
+        self.output.read_line(&mut line).with_context(|| format!("reading from {}", self.name))?;
         if !line.ends_with('\n') {
             let status = self.child.wait()?;
             bail!("{} ended without an answer ({status})", self.name);

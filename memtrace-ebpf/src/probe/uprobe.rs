@@ -23,15 +23,46 @@ fn site(ctx: &ProbeContext) -> Site {
     Site::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) })
 }
 
-/// Value of an argument register; 0 for [`Arg::None`].
-#[inline(always)]
-fn argument(regs: &pt_regs, arg: Arg) -> u64 {
-    match arg {
-        Arg::A0 => regs.rdi,
-        Arg::A1 => regs.rsi,
-        Arg::A2 => regs.rdx,
-        Arg::A3 => regs.rcx,
-        Arg::None => 0,
+/// The registers that the handlers need.
+struct Registers {
+    arguments: [u64; 4],
+    sp: u64,
+    fp: u64,
+}
+
+impl Registers {
+    /// Reads them all. The verifier allows only constant offsets into the context, and volatile reads keep the
+    /// compiler from choosing a register by computing an offset.
+    ///
+    /// # Safety
+    /// `regs` is the context of a uprobe program.
+    #[inline(always)]
+    unsafe fn read(regs: *const pt_regs) -> Self {
+        // SAFETY: promised by the caller: all of the registers can be read.
+        unsafe {
+            Self {
+                arguments: [
+                    (&raw const (*regs).rdi).read_volatile(),
+                    (&raw const (*regs).rsi).read_volatile(),
+                    (&raw const (*regs).rdx).read_volatile(),
+                    (&raw const (*regs).rcx).read_volatile(),
+                ],
+                sp: (&raw const (*regs).rsp).read_volatile(),
+                fp: (&raw const (*regs).rbp).read_volatile(),
+            }
+        }
+    }
+
+    /// Value of an argument; 0 for [`Arg::None`].
+    #[inline(always)]
+    fn argument(&self, arg: Arg) -> u64 {
+        match arg {
+            Arg::A0 => self.arguments[0],
+            Arg::A1 => self.arguments[1],
+            Arg::A2 => self.arguments[2],
+            Arg::A3 => self.arguments[3],
+            Arg::None => 0,
+        }
     }
 }
 
@@ -43,22 +74,21 @@ pub fn alloc_entry(ctx: ProbeContext) -> u32 {
     }
     let site = site(&ctx);
     // SAFETY: the context of a uprobe program is the user registers.
-    let regs = unsafe { &*ctx.regs };
-    let size = argument(regs, site.size);
+    let regs = unsafe { Registers::read(ctx.regs) };
+    let size = regs.argument(site.size);
     let size = if site.count as u8 == Arg::None as u8 {
         size
     } else {
-        // A product that does not fit makes the call fail.
-        let count = argument(regs, site.count);
-        size.wrapping_mul(count)
+        // A product that does not fit makes the call fail, so that it is never recorded.
+        size.wrapping_mul(regs.argument(site.count))
     };
     alloc::begin(&Call {
         site,
         size,
-        pointer: argument(regs, site.pointer),
-        out: argument(regs, site.out),
-        sp: regs.rsp.wrapping_add(u64::from(site.return_offset)),
-        fp: regs.rbp,
+        pointer: regs.argument(site.pointer),
+        out: regs.argument(site.out),
+        sp: regs.sp.wrapping_add(u64::from(site.return_offset)),
+        fp: regs.fp,
     });
     0
 }
@@ -83,7 +113,7 @@ pub fn free_entry(ctx: ProbeContext) -> u32 {
     }
     let site = site(&ctx);
     // SAFETY: as in `alloc_entry`.
-    alloc::release(argument(unsafe { &*ctx.regs }, site.pointer));
+    alloc::release(unsafe { Registers::read(ctx.regs) }.argument(site.pointer));
     0
 }
 

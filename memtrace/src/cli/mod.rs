@@ -1,1 +1,77 @@
-//! The commands, one file each.
+//! The commands, one file each. Only here (and in a later daemon) are stages joined.
+
+use std::{io, io::IsTerminal as _, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Exit code of a failure while the command ran.
+const FAILURE: u8 = 1;
+/// Exit code of wrong usage.
+const USAGE: u8 = 2;
+
+/// Tells which code makes a running process's memory grow.
+#[derive(Debug, Parser)]
+#[command(name = "memtrace", version, max_term_width = 110, disable_help_subcommand = true)]
+struct Cli {
+    /// Says more on standard error: -v for what is done, -vv for the eBPF side's messages too
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {}
+
+/// An error in the way the command was called.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// Runs the command that the arguments name.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are results and go to standard output, usage errors to standard error.
+            let code = if error.use_stderr() { USAGE } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    init_log(cli.verbose);
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("memtrace: {error:#}");
+            ExitCode::from(if error.is::<UsageError>() { USAGE } else { FAILURE })
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {}
+}
+
+/// Sends the log to standard error. `MEMTRACE_LOG` (the syntax of `RUST_LOG`) overrides the level.
+fn init_log(verbose: u8) {
+    let level = match verbose {
+        0 => "warn",
+        1 => "info",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_env("MEMTRACE_LOG").unwrap_or_else(|_| EnvFilter::new(format!("memtrace={level}")));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(colour(io::stderr().is_terminal()))
+        .without_time()
+        .init();
+}
+
+/// Whether to use colours on a stream: only on a terminal, and not when NO_COLOR is set and not empty
+/// (<https://no-color.org>).
+fn colour(terminal: bool) -> bool {
+    terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}

@@ -1,1 +1,21 @@
 //! Can this kernel do it; load; attach. The only place that names aya.
+//!
+//! - `multi`: links over many sites at once;
+//! - `object`: the embedded eBPF object file;
+//! - [`budget`]: memory budget to table sizes;
+//! - [`tracer`]: loads the programs, holds the maps and the links;
+//! - [`source`]: event sources, one module each;
+//! - `table`: reads whole tables out of the kernel;
+//! - [`hazard`]: known kernel defects that would harm a target;
+//! - [`release`]: the running kernel's version.
+
+pub mod budget;
+pub mod hazard;
+mod multi;
+mod object;
+pub mod release;
+pub mod source;
+mod table;
+pub mod tracer;
+
+pub use tracer::{KernelError, Settings, Tracer};

@@ -2,7 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use memtrace_common::{loss::{Loss, LossCount}, stack::StackEnd};
+use memtrace_common::{
+    loss::{Loss, LossCount},
+    stack::StackEnd,
+};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,1 +1,2 @@
 //! What to trace.
+pub mod launch;

@@ -17,11 +17,8 @@ use crate::{
 
 /// What all the C programs begin with.
 const HEADER: &str = include_str!("workload.h");
-const PROGRAMS: [(&str, &str); 3] = [
-    ("pairs", include_str!("pairs.c")),
-    ("mixed", include_str!("mixed.c")),
-    ("paced", include_str!("paced.c")),
-];
+const PROGRAMS: [(&str, &str); 3] =
+    [("pairs", include_str!("pairs.c")), ("mixed", include_str!("mixed.c")), ("paced", include_str!("paced.c"))];
 
 /// Allocations a second that must be recorded without a loss.
 const RATE: &str = "300000";
@@ -35,26 +32,10 @@ pub struct Program {
 
 /// The first has the shallow stacks for which a limit is set.
 pub const WORKLOADS: [Program; 4] = [
-    Program {
-        name: "malloc(64)/free pair, 4 frames",
-        program: "pairs",
-        arguments: &["4"],
-    },
-    Program {
-        name: "malloc(64)/free pair, 10 frames",
-        program: "pairs",
-        arguments: &["10"],
-    },
-    Program {
-        name: "malloc(64)/free pair, 30 frames",
-        program: "pairs",
-        arguments: &["30"],
-    },
-    Program {
-        name: "mixed call, 4 threads, 4 to 33 frames",
-        program: "mixed",
-        arguments: &[],
-    },
+    Program { name: "malloc(64)/free pair, 4 frames", program: "pairs", arguments: &["4"] },
+    Program { name: "malloc(64)/free pair, 10 frames", program: "pairs", arguments: &["10"] },
+    Program { name: "malloc(64)/free pair, 30 frames", program: "pairs", arguments: &["30"] },
+    Program { name: "mixed call, 4 threads, 4 to 33 frames", program: "mixed", arguments: &[] },
 ];
 
 /// What traces the program meanwhile.
@@ -131,11 +112,7 @@ impl Bench {
         for (name, source) in PROGRAMS {
             workload::compile(directory, name, &format!("{HEADER}\n{source}"), "-O2")?;
         }
-        Ok(Self {
-            memtrace,
-            directory: directory.to_owned(),
-            quick,
-        })
+        Ok(Self { memtrace, directory: directory.to_owned(), quick })
     }
 
     /// One operation of `program` in one mode.
@@ -238,8 +215,7 @@ mod tests {
 
     #[test]
     fn time_of_one_operation() {
-        let reading: Reading =
-            serde_json::from_str("{\"operations\":4,\"cpu_ns\":10,\"allocations\":4}").unwrap();
+        let reading: Reading = serde_json::from_str("{\"operations\":4,\"cpu_ns\":10,\"allocations\":4}").unwrap();
         assert_eq!(reading.nanoseconds(), 2.5);
     }
 }

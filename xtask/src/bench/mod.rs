@@ -42,10 +42,7 @@ pub fn bench(options: &Options) -> Result<()> {
     let paced = bench.paced()?;
 
     println!("{}", machine());
-    println!(
-        "Processor time of one operation in nanoseconds: median of {} (lowest to highest)\n",
-        options.rounds
-    );
+    println!("Processor time of one operation in nanoseconds: median of {} (lowest to highest)\n", options.rounds);
     print!("{}", cost_table(&costs));
     println!();
     for line in [
@@ -69,32 +66,15 @@ pub fn bench(options: &Options) -> Result<()> {
             MOST_OWN_CPU * 100.0,
             "%",
         ),
-        format!(
-            "  with attaching, naming and writing, over {:.1} s: {:.2} %",
-            paced.seconds,
-            paced.whole * 100.0
-        ),
+        format!("  with attaching, naming and writing, over {:.1} s: {:.2} %", paced.seconds, paced.whole * 100.0),
     ] {
         println!("{line}");
     }
-    println!(
-        "losses: {}",
-        if paced.losses.is_empty() {
-            "none"
-        } else {
-            &paced.losses
-        }
-    );
+    println!("losses: {}", if paced.losses.is_empty() { "none" } else { &paced.losses });
     let quick = if options.quick { " --quick" } else { "" };
-    println!(
-        "\nTo repeat: cargo xtask bench --rounds {}{quick}",
-        options.rounds
-    );
+    println!("\nTo repeat: cargo xtask bench --rounds {}{quick}", options.rounds);
     if !paced.losses.is_empty() {
-        bail!(
-            "losses while recording {:.0} allocations a second",
-            paced.per_second()
-        );
+        bail!("losses while recording {:.0} allocations a second", paced.per_second());
     }
     Ok(())
 }
@@ -125,12 +105,7 @@ fn costs(bench: &Bench, rounds: u32) -> Result<Vec<Cost>> {
     WORKLOADS
         .iter()
         .zip(readings)
-        .map(|(workload, readings)| {
-            Ok(Cost {
-                name: workload.name,
-                modes: summaries(&readings)?,
-            })
-        })
+        .map(|(workload, readings)| Ok(Cost { name: workload.name, modes: summaries(&readings)? }))
         .collect()
 }
 
@@ -139,11 +114,7 @@ fn attach(bench: &Bench, rounds: u32) -> Result<[Summary; 2]> {
     let mut readings = [const { Vec::new() }; 2];
     for round in 1..=rounds {
         let [attach, detach] = bench.attach()?;
-        eprintln!(
-            "round {round} of {rounds}: attach {:.0} ms, detach {:.0} ms",
-            attach * 1e3,
-            detach * 1e3
-        );
+        eprintln!("round {round} of {rounds}: attach {:.0} ms, detach {:.0} ms", attach * 1e3, detach * 1e3);
         readings[0].push(attach);
         readings[1].push(detach);
     }
@@ -151,10 +122,7 @@ fn attach(bench: &Bench, rounds: u32) -> Result<[Summary; 2]> {
 }
 
 fn summaries<const N: usize>(readings: &[Vec<f64>; N]) -> Result<[Summary; N]> {
-    let summaries: Vec<_> = readings
-        .iter()
-        .filter_map(|values| Summary::of(values))
-        .collect();
+    let summaries: Vec<_> = readings.iter().filter_map(|values| Summary::of(values)).collect();
     summaries.try_into().ok().context("nothing measured")
 }
 
@@ -167,12 +135,8 @@ fn cost_table(costs: &[Cost]) -> String {
     );
     for cost in costs {
         let [untraced, empty, traced] = cost.modes;
-        let cell = |summary: Summary| {
-            format!(
-                "{:.1} ({:.0} to {:.0})",
-                summary.median, summary.lowest, summary.highest
-            )
-        };
+        let cell =
+            |summary: Summary| format!("{:.1} ({:.0} to {:.0})", summary.median, summary.lowest, summary.highest);
         text.push_str(&format!(
             "{:width$}  {:>22}  {:>22}  {:>22}  {:>8.1}x  {:>7.2}x\n",
             cost.name,
@@ -187,10 +151,7 @@ fn cost_table(costs: &[Cost]) -> String {
         let [_, empty, traced] = shallow.modes;
         text.push('\n');
         text.push_str(&verdict(
-            &format!(
-                "tracing the first costs {:.2} times what empty probes cost",
-                traced.median / empty.median
-            ),
+            &format!("tracing the first costs {:.2} times what empty probes cost", traced.median / empty.median),
             traced.median / empty.median,
             MOST_TIMES_EMPTY,
             "times",
@@ -213,17 +174,9 @@ fn machine() -> String {
     let model = cpu
         .lines()
         .find_map(|line| line.strip_prefix("model name"))
-        .map_or("unknown processor", |model| {
-            model.trim_start_matches([' ', '\t', ':'])
-        });
-    let processors = cpu
-        .lines()
-        .filter(|line| line.starts_with("processor"))
-        .count();
-    format!(
-        "Linux {}, {processors} processors: {model}",
-        read("/proc/sys/kernel/osrelease").trim()
-    )
+        .map_or("unknown processor", |model| model.trim_start_matches([' ', '\t', ':']));
+    let processors = cpu.lines().filter(|line| line.starts_with("processor")).count();
+    format!("Linux {}, {processors} processors: {model}", read("/proc/sys/kernel/osrelease").trim())
 }
 
 #[cfg(test)]
@@ -232,27 +185,14 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        assert_eq!(
-            verdict("took 0.5 s", 0.5, 1.0, "s"),
-            "took 0.5 s (limit 1 s: kept)"
-        );
-        assert_eq!(
-            verdict("took 1.5 s", 1.5, 1.0, "s"),
-            "took 1.5 s (limit 1 s: NOT kept)"
-        );
+        assert_eq!(verdict("took 0.5 s", 0.5, 1.0, "s"), "took 0.5 s (limit 1 s: kept)");
+        assert_eq!(verdict("took 1.5 s", 1.5, 1.0, "s"), "took 1.5 s (limit 1 s: NOT kept)");
     }
 
     #[test]
     fn the_table_has_ratios() {
-        let summary = |median| Summary {
-            median,
-            lowest: median - 1.0,
-            highest: median + 1.0,
-        };
-        let text = cost_table(&[Cost {
-            name: "x",
-            modes: [summary(10.0), summary(2000.0), summary(3000.0)],
-        }]);
+        let summary = |median| Summary { median, lowest: median - 1.0, highest: median + 1.0 };
+        let text = cost_table(&[Cost { name: "x", modes: [summary(10.0), summary(2000.0), summary(3000.0)] }]);
         assert!(text.contains("300.0x"), "{text}");
         assert!(text.contains("1.50x"), "{text}");
         assert!(text.contains("2000.0 (1999 to 2001)"), "{text}");

@@ -15,16 +15,9 @@ impl Summary {
         sorted.sort_by(f64::total_cmp);
         let (&lowest, &highest) = (sorted.first()?, sorted.last()?);
         let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 {
-            sorted[middle]
-        } else {
-            f64::midpoint(sorted[middle - 1], sorted[middle])
-        };
-        Some(Self {
-            median,
-            lowest,
-            highest,
-        })
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) };
+        Some(Self { median, lowest, highest })
     }
 }
 
@@ -37,10 +30,7 @@ mod tests {
     #[test]
     fn odd_even_and_none() {
         let summary = Summary::of(&[3.0, 1.0, 100.0]).unwrap();
-        assert_eq!(
-            (summary.lowest, summary.median, summary.highest),
-            (1.0, 3.0, 100.0)
-        );
+        assert_eq!((summary.lowest, summary.median, summary.highest), (1.0, 3.0, 100.0));
         assert_eq!(Summary::of(&[4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
         assert_eq!(Summary::of(&[7.0]).unwrap().median, 7.0);
         assert_eq!(Summary::of(&[]), None);

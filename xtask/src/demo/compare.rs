@@ -36,12 +36,8 @@ pub fn truth(text: &str) -> Result<BTreeMap<String, Amount>> {
         #[serde(flatten)]
         amount: Amount,
     }
-    let leaks: Vec<Leak> =
-        serde_json::from_str(text).with_context(|| format!("the sample's truth: {text}"))?;
-    Ok(leaks
-        .into_iter()
-        .map(|leak| (leak.path, leak.amount))
-        .collect())
+    let leaks: Vec<Leak> = serde_json::from_str(text).with_context(|| format!("the sample's truth: {text}"))?;
+    Ok(leaks.into_iter().map(|leak| (leak.path, leak.amount)).collect())
 }
 
 /// Adds up what memtrace's JSON says is unfreed, by call path below the outermost of `roots`.
@@ -76,33 +72,24 @@ pub fn found(json: &str, roots: &[&str]) -> Result<BTreeMap<String, Amount>> {
 pub fn folded_bytes(text: &str, roots: &[&str]) -> Result<BTreeMap<String, u64>> {
     let mut bytes = BTreeMap::new();
     for line in folded::parse(text)? {
-        *bytes
-            .entry(folded::below_root(&line.frames, roots))
-            .or_default() += line.value;
+        *bytes.entry(folded::below_root(&line.frames, roots)).or_default() += line.value;
     }
     Ok(bytes)
 }
 
 /// The bytes alone.
 pub fn bytes(amounts: &BTreeMap<String, Amount>) -> BTreeMap<String, u64> {
-    let bytes = amounts
-        .iter()
-        .map(|(path, amount)| (path.clone(), amount.bytes));
+    let bytes = amounts.iter().map(|(path, amount)| (path.clone(), amount.bytes));
     bytes.collect()
 }
 
 /// A row for every path of either side, the one with the most bytes first.
 pub fn rows(expected: &BTreeMap<String, Amount>, found: &BTreeMap<String, Amount>) -> Vec<Row> {
     let paths: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
-    let amount =
-        |side: &BTreeMap<String, Amount>, path| side.get(path).copied().unwrap_or_default();
+    let amount = |side: &BTreeMap<String, Amount>, path| side.get(path).copied().unwrap_or_default();
     let mut rows: Vec<Row> = paths
         .into_iter()
-        .map(|path| Row {
-            path: path.clone(),
-            expected: amount(expected, path),
-            found: amount(found, path),
-        })
+        .map(|path| Row { path: path.clone(), expected: amount(expected, path), found: amount(found, path) })
         .collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.expected.bytes.max(row.found.bytes)));
     rows
@@ -172,10 +159,7 @@ mod tests {
     fn folded_stacks_add_up_too() {
         let text = "x;_start;main;f;malloc 10\nx;start;main;f;malloc 20\n";
         let bytes = folded_bytes(text, &["main"]).unwrap();
-        assert_eq!(
-            bytes.into_iter().collect::<Vec<_>>(),
-            [("main;f;malloc".to_owned(), 30)]
-        );
+        assert_eq!(bytes.into_iter().collect::<Vec<_>>(), [("main;f;malloc".to_owned(), 30)]);
     }
 
     #[test]

@@ -26,11 +26,7 @@ pub fn demo() -> Result<()> {
     let root = run::root()?;
     let directory = build::target_directory()?.join("demo");
     let program = workload::compile(&directory, "sample", SAMPLE, "-O1")?;
-    let outputs = [
-        root.join("demo.svg"),
-        directory.join("demo.folded"),
-        directory.join("demo.json"),
-    ];
+    let outputs = [root.join("demo.svg"), directory.join("demo.folded"), directory.join("demo.json")];
 
     let mut sample = Workload::start(&program, &[])?;
     let pid = sample.pid().to_string();
@@ -39,9 +35,7 @@ pub fn demo() -> Result<()> {
     // Nothing may leak while memtrace attaches: only the sample could tell which of it came after.
     sample.ask("quiet")?;
 
-    let mut arguments: Vec<&OsStr> = ["memstacks", "-p", &pid, "-o", "-"]
-        .map(OsStr::new)
-        .to_vec();
+    let mut arguments: Vec<&OsStr> = ["memstacks", "-p", &pid, "-o", "-"].map(OsStr::new).to_vec();
     for output in &outputs {
         arguments.extend([OsStr::new("-o"), output.as_os_str()]);
     }

@@ -42,9 +42,7 @@ impl Apt {
         for pair in RUST_PACKAGES {
             let policy = policy(&pair)?;
             let new_enough = pair.iter().all(|package| {
-                candidate(&policy, package)
-                    .and_then(|version| ebpf::version(&version))
-                    .is_some_and(ebpf::new_enough)
+                candidate(&policy, package).and_then(|version| ebpf::version(&version)).is_some_and(ebpf::new_enough)
             });
             if new_enough {
                 return Ok(pair.map(str::to_owned).to_vec());
@@ -59,18 +57,15 @@ impl Apt {
 
     /// The first of `packages` that can be installed.
     pub fn first_available(&mut self, packages: &[String]) -> Result<Option<String>> {
-        if let Some(installed) = packages.iter().find(|package| {
-            missing(std::slice::from_ref(package)).is_ok_and(|list| list.is_empty())
-        }) {
+        if let Some(installed) =
+            packages.iter().find(|package| missing(std::slice::from_ref(package)).is_ok_and(|list| list.is_empty()))
+        {
             return Ok(Some(installed.clone()));
         }
         self.update()?;
         let names: Vec<&str> = packages.iter().map(String::as_str).collect();
         let policy = policy(&names)?;
-        Ok(packages
-            .iter()
-            .find(|package| candidate(&policy, package).is_some())
-            .cloned())
+        Ok(packages.iter().find(|package| candidate(&policy, package).is_some()).cloned())
     }
 
     fn update(&mut self) -> Result<()> {
@@ -102,9 +97,7 @@ fn apt_get(packages: &[String]) -> Result<Command> {
             [] => "the packages it needs".to_owned(),
             packages => packages.join(" "),
         };
-        bail!(
-            "installing {packages} needs root, and there is no sudo: run `cargo xtask setup` as root"
-        );
+        bail!("installing {packages} needs root, and there is no sudo: run `cargo xtask setup` as root");
     };
     command
         .args(["DEBIAN_FRONTEND=noninteractive", "apt-get"])
@@ -124,22 +117,13 @@ fn missing(packages: &[String]) -> Result<Vec<String>> {
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(packages
         .iter()
-        .filter(|package| {
-            !text
-                .lines()
-                .any(|line| line == format!("{package} installed"))
-        })
+        .filter(|package| !text.lines().any(|line| line == format!("{package} installed")))
         .cloned()
         .collect())
 }
 
 fn policy(packages: &[&str]) -> Result<String> {
-    run::output(
-        Command::new("apt-cache")
-            .arg("policy")
-            .args(packages)
-            .env("LC_ALL", "C"),
-    )
+    run::output(Command::new("apt-cache").arg("policy").args(packages).env("LC_ALL", "C"))
 }
 
 /// Version of `package` that apt-get would install, from what `apt-cache policy` prints.
@@ -173,10 +157,7 @@ rust-web-src:
 
     #[test]
     fn candidates_of_a_policy() {
-        assert_eq!(
-            candidate(POLICY, "rustc-web").as_deref(),
-            Some("1.96.0+dfsg1-1~deb12u2")
-        );
+        assert_eq!(candidate(POLICY, "rustc-web").as_deref(), Some("1.96.0+dfsg1-1~deb12u2"));
         assert_eq!(candidate(POLICY, "rust-web-src"), None);
         assert_eq!(candidate(POLICY, "rustc"), None);
     }

@@ -39,17 +39,14 @@ pub fn find(toolchain: Toolchain, root: &Path) -> Result<Found> {
         Ok(version) if version >= compiler => Found::Usable(linker),
         Ok(version) => Found::Unusable(
             linker,
-            format!(
-                "it has LLVM {version}, the compiler LLVM {compiler}, whose output it may not understand"
-            ),
+            format!("it has LLVM {version}, the compiler LLVM {compiler}, whose output it may not understand"),
         ),
         Err(error) => Found::Unusable(linker, format!("{error:#}")),
     })
 }
 
 fn compiler_llvm(toolchain: Toolchain) -> Result<u32> {
-    llvm_version(&run::output(toolchain.rustc().arg("-vV"))?)
-        .context("rustc -vV does not tell its LLVM version")
+    llvm_version(&run::output(toolchain.rustc().arg("-vV"))?).context("rustc -vV does not tell its LLVM version")
 }
 
 /// Asks the LLVM in the linker itself: the linker's own version says nothing about it, and a shared LLVM may have
@@ -69,10 +66,8 @@ fn linker_llvm(linker: &Path) -> Result<u32> {
 /// Builds bpf-linker into `.tools`, with an LLVM from the distribution's packages.
 pub fn install(toolchain: Toolchain, root: &Path, apt: &mut Apt) -> Result<()> {
     let compiler = compiler_llvm(toolchain)?;
-    let packages: Vec<String> = LLVM_VERSIONS
-        .filter(|version| *version >= compiler)
-        .map(|version| format!("llvm-{version}-dev"))
-        .collect();
+    let packages: Vec<String> =
+        LLVM_VERSIONS.filter(|version| *version >= compiler).map(|version| format!("llvm-{version}-dev")).collect();
     let Some(package) = apt.first_available(&packages)? else {
         bail!(
             "the eBPF programs' compiler has LLVM {compiler}, and this release has none of the packages {} to build \
@@ -115,18 +110,9 @@ mod tests {
 
     #[test]
     fn llvm_version_of_a_compiler_and_of_a_linker() {
-        assert_eq!(
-            llvm_version("rustc 1.96.0\nhost: x\nLLVM version: 22.1.8\n"),
-            Some(22)
-        );
-        assert_eq!(
-            llvm_version("Debian LLVM version 22.1.8\n  Optimized build."),
-            Some(22)
-        );
-        assert_eq!(
-            llvm_version("LLVM (http://llvm.org/):\n  LLVM version 21.1.0-rc1\n"),
-            Some(21)
-        );
+        assert_eq!(llvm_version("rustc 1.96.0\nhost: x\nLLVM version: 22.1.8\n"), Some(22));
+        assert_eq!(llvm_version("Debian LLVM version 22.1.8\n  Optimized build."), Some(22));
+        assert_eq!(llvm_version("LLVM (http://llvm.org/):\n  LLVM version 21.1.0-rc1\n"), Some(21));
         assert_eq!(llvm_version("rustc 1.96.0\n"), None);
     }
 }

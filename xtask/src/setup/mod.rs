@@ -21,11 +21,7 @@ struct Program {
 }
 
 const PROGRAMS: [Program; 6] = [
-    program(
-        "cc",
-        "gcc",
-        "links Rust programs, builds the tests' programs",
-    ),
+    program("cc", "gcc", "links Rust programs, builds the tests' programs"),
     program("c++", "g++", "builds the tests' C++ programs"),
     program("python3", "python3", "a program that the tests trace"),
     program("sqlite3", "sqlite3", "a program that the tests trace"),
@@ -34,37 +30,24 @@ const PROGRAMS: [Program; 6] = [
 ];
 
 const fn program(name: &'static str, package: &'static str, purpose: &'static str) -> Program {
-    Program {
-        name,
-        package,
-        purpose,
-    }
+    Program { name, package, purpose }
 }
 
 /// Installs what this machine lacks, or says what has to be installed.
 pub fn setup() -> Result<()> {
     let root = run::root()?;
-    let missing: Vec<&Program> = PROGRAMS
-        .iter()
-        .filter(|program| !run::on_path(program.name))
-        .collect();
+    let missing: Vec<&Program> = PROGRAMS.iter().filter(|program| !run::on_path(program.name)).collect();
     let toolchain = Toolchain::choose(&Facts::gather());
     let linker = match toolchain {
         Some(toolchain) => linker::find(toolchain, &root)?,
         None => linker::Found::Missing,
     };
-    if let (true, Some(toolchain), linker::Found::Usable(path)) =
-        (missing.is_empty(), toolchain, &linker)
-    {
+    if let (true, Some(toolchain), linker::Found::Usable(path)) = (missing.is_empty(), toolchain, &linker) {
         report(toolchain, path, &root)?;
         return Ok(());
     }
 
-    let needs = Needs {
-        missing,
-        toolchain,
-        linker,
-    };
+    let needs = Needs { missing, toolchain, linker };
     let release = os::Release::read()?;
     if !release.is_debian_like() || !run::on_path("apt-get") {
         bail!("{}", needs.instructions(&release));
@@ -98,11 +81,7 @@ impl Needs {
     /// Installs all of it on a system with apt-get.
     fn install(&self, root: &Path) -> Result<()> {
         let mut apt = apt::Apt::default();
-        let mut packages: Vec<String> = self
-            .missing
-            .iter()
-            .map(|program| program.package.to_owned())
-            .collect();
+        let mut packages: Vec<String> = self.missing.iter().map(|program| program.package.to_owned()).collect();
         for program in &self.missing {
             eprintln!("setup: {} is missing: {}", program.name, program.purpose);
         }
@@ -134,10 +113,8 @@ impl Needs {
 
     /// What to do on a system without apt-get.
     fn instructions(&self, release: &os::Release) -> String {
-        let mut text = format!(
-            "on {} this has to be installed by hand, then run `cargo xtask setup` again:",
-            release.name()
-        );
+        let mut text =
+            format!("on {} this has to be installed by hand, then run `cargo xtask setup` again:", release.name());
         for program in &self.missing {
             text.push_str(&format!(
                 "\n  - the program {} ({}; in Debian's package {})",
@@ -145,9 +122,7 @@ impl Needs {
             ));
         }
         if self.toolchain.is_none() {
-            text.push_str(&format!(
-                "\n  - a compiler for the eBPF programs: {NIGHTLY}"
-            ));
+            text.push_str(&format!("\n  - a compiler for the eBPF programs: {NIGHTLY}"));
         }
         match &self.linker {
             linker::Found::Usable(_) => {}
@@ -172,12 +147,7 @@ mod tests {
 
     #[test]
     fn the_distributions_compiler_is_preferred_if_new_enough() {
-        let choose = |distribution, nightly| {
-            Toolchain::choose(&Facts {
-                distribution,
-                nightly,
-            })
-        };
+        let choose = |distribution, nightly| Toolchain::choose(&Facts { distribution, nightly });
         assert_eq!(choose(Some((1, 96)), true), Some(Toolchain::Distribution));
         assert_eq!(choose(Some((1, 88)), false), Some(Toolchain::Distribution));
         assert_eq!(choose(Some((1, 63)), true), Some(Toolchain::Nightly));
@@ -188,21 +158,15 @@ mod tests {
 
     #[test]
     fn versions_of_compilers_and_packages() {
-        assert_eq!(
-            ebpf::version("rustc 1.96.0 (ac68faa20 2026-05-25)"),
-            Some((1, 96))
-        );
+        assert_eq!(ebpf::version("rustc 1.96.0 (ac68faa20 2026-05-25)"), Some((1, 96)));
         assert_eq!(ebpf::version("1.85.0+dfsg3-1~deb12u3"), Some((1, 85)));
         assert_eq!(ebpf::version("(none)"), None);
     }
 
     #[test]
     fn instructions_name_everything_that_is_missing() {
-        let needs = Needs {
-            missing: vec![&PROGRAMS[0], &PROGRAMS[5]],
-            toolchain: None,
-            linker: linker::Found::Missing,
-        };
+        let needs =
+            Needs { missing: vec![&PROGRAMS[0], &PROGRAMS[5]], toolchain: None, linker: linker::Found::Missing };
         let text = needs.instructions(&os::Release::parse("NAME=\"Fedora Linux\"\nID=fedora\n"));
         for word in ["Fedora Linux", "cc", "setpriv", NIGHTLY, "bpf-linker"] {
             assert!(text.contains(word), "{word}: {text}");

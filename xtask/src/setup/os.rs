@@ -34,9 +34,7 @@ impl Release {
     /// Debian, Ubuntu, and what says of itself that it is like them.
     pub fn is_debian_like(&self) -> bool {
         let ids = [self.field("ID"), self.field("ID_LIKE")];
-        ids.iter()
-            .flat_map(|ids| ids.split_whitespace())
-            .any(|id| id == "debian" || id == "ubuntu")
+        ids.iter().flat_map(|ids| ids.split_whitespace()).any(|id| id == "debian" || id == "ubuntu")
     }
 
     /// What people call it.
@@ -54,10 +52,7 @@ impl Release {
 
 fn unquoted(value: &str) -> String {
     for quote in ['"', '\''] {
-        if let Some(inner) = value
-            .strip_prefix(quote)
-            .and_then(|rest| rest.strip_suffix(quote))
-        {
+        if let Some(inner) = value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
             // Inside quotes a backslash keeps the next character as it is.
             let mut escaped = false;
             return inner
@@ -78,9 +73,8 @@ mod tests {
 
     #[test]
     fn quotes_comments_and_escapes() {
-        let release = Release::parse(
-            "# comment=1\nPRETTY_NAME=\"Some \\\"Linux\\\" 12\"\nID=debian\nnothing\nVERSION_ID='12'\n",
-        );
+        let release =
+            Release::parse("# comment=1\nPRETTY_NAME=\"Some \\\"Linux\\\" 12\"\nID=debian\nnothing\nVERSION_ID='12'\n");
         assert_eq!(release.name(), "Some \"Linux\" 12");
         assert_eq!(release.field("VERSION_ID"), "12");
         assert!(release.is_debian_like());

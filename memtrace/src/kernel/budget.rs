@@ -1,0 +1,68 @@
+//! Memory budget to table sizes.
+
+use memtrace_common::{
+    block::{Block, BlockKey, ThreadState},
+    stack::{StackRecord, Totals},
+};
+
+/// Smallest budget that leaves useful tables, MiB.
+pub const MIN_MIB: u32 = 1;
+/// Largest budget: the tables' entry counts stay far below 2³¹. MiB.
+pub const MAX_MIB: u32 = 65_536;
+/// What is used when nothing else is asked for, MiB.
+pub const DEFAULT_MIB: u32 = 256;
+
+/// Bytes the kernel adds to an entry of a preallocated hash table: its `struct htab_elem` (48) and its share of the
+/// buckets (16 bytes each, as many as entries rounded up to a power of two, so up to twice as many).
+const HASH_OVERHEAD: u64 = 48 + 32;
+
+/// Number of entries of each table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Live blocks.
+    pub blocks: u32,
+    /// Distinct call stacks.
+    pub stacks: u32,
+    /// Threads that allocate at the same time.
+    pub threads: u32,
+}
+
+impl Budget {
+    /// Divides `mebibytes` between the tables: an eighth for stacks, a sixteenth for threads (at most 8192), the rest
+    /// for live blocks. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
+    pub fn from_mebibytes(mebibytes: u32) -> Self {
+        let bytes = u64::from(mebibytes.clamp(MIN_MIB, MAX_MIB)) << 20;
+        let stack = (size_of::<StackRecord>() + size_of::<Totals>() + size_of::<u64>() + size_of::<u64>()) as u64
+            + HASH_OVERHEAD;
+        let thread = (size_of::<u64>() + size_of::<ThreadState>()) as u64 + HASH_OVERHEAD;
+        let block = (size_of::<BlockKey>() + size_of::<Block>()) as u64 + HASH_OVERHEAD;
+        let stacks = bytes / 8 / stack;
+        let threads = (bytes / 16 / thread).min(8192);
+        let blocks = (bytes - stacks * stack - threads * thread) / block;
+        let entries = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        Self { blocks: entries(blocks), stacks: entries(stacks), threads: entries(threads) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_fit_the_budget() {
+        for mebibytes in [1, 2, 64, DEFAULT_MIB, MAX_MIB] {
+            let budget = Budget::from_mebibytes(mebibytes);
+            let used =
+                u64::from(budget.blocks) * 120 + u64::from(budget.stacks) * 1152 + u64::from(budget.threads) * 1184;
+            let bytes = u64::from(mebibytes) << 20;
+            assert!(used <= bytes, "{mebibytes} MiB: {budget:?} take {used}");
+            assert!(used > bytes * 9 / 10, "{mebibytes} MiB: {budget:?} waste {}", bytes - used);
+        }
+    }
+
+    #[test]
+    fn out_of_range_is_clamped() {
+        assert_eq!(Budget::from_mebibytes(0), Budget::from_mebibytes(MIN_MIB));
+        assert_eq!(Budget::from_mebibytes(u32::MAX), Budget::from_mebibytes(MAX_MIB));
+    }
+}

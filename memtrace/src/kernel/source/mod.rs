@@ -1,0 +1,4 @@
+//! Event sources: what calls the kernel side's handlers.
+
+pub mod process;
+pub mod uprobe;

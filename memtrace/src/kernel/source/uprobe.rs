@@ -1,0 +1,125 @@
+//! Uprobes on allocator functions, filtered to one process by the kernel: other processes take no trap.
+
+use std::{
+    collections::BTreeMap,
+    iter,
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+};
+
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+
+use crate::kernel::{
+    multi::{self, Place},
+    object::program,
+    tracer::{AttachedLink, KernelError, Tracer},
+};
+
+/// What is attached to a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Entry and return of an allocating function.
+    Allocate,
+    /// Entry of a freeing function.
+    Free,
+}
+
+/// One instruction to probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachPoint {
+    /// What the function does.
+    pub role: Role,
+    /// The module, by a path that this process can open.
+    pub path: PathBuf,
+    /// File offset of the instruction.
+    pub offset: u64,
+    /// [`memtrace_common::site::Site::cookie`].
+    pub cookie: u64,
+    /// Name for messages.
+    pub name: String,
+}
+
+impl Tracer {
+    /// Attaches the recording programs to `points` in process `pid`.
+    ///
+    /// # Errors
+    /// The first point that the kernel refuses; those before it stay attached until the tracer is dropped.
+    pub fn attach_allocator(&mut self, points: &[AttachPoint], pid: NonZeroU32) -> Result<(), KernelError> {
+        self.attach_points(points, pid, [program::FREE_ENTRY, program::ALLOC_ENTRY, program::ALLOC_RETURN])
+    }
+
+    /// Attaches programs that do nothing to `points`: what the probes cost by themselves.
+    ///
+    /// # Errors
+    /// As [`Self::attach_allocator`].
+    pub fn attach_empty(&mut self, points: &[AttachPoint], pid: NonZeroU32) -> Result<(), KernelError> {
+        self.attach_points(points, pid, [program::EMPTY_ENTRY, program::EMPTY_ENTRY, program::EMPTY_RETURN])
+    }
+
+    fn attach_points(
+        &mut self,
+        points: &[AttachPoint],
+        pid: NonZeroU32,
+        [free_entry, alloc_entry, alloc_return]: [&'static str; 3],
+    ) -> Result<(), KernelError> {
+        let of = |role: Role| points.iter().filter(move |point| point.role == role);
+        self.attach_program(free_entry, of(Role::Free), Place::Entry, pid)?;
+        // Consumers of one breakpoint all run before the return address is replaced, so the order of these two does
+        // not matter.
+        self.attach_program(alloc_entry, of(Role::Allocate), Place::Entry, pid)?;
+        self.attach_program(alloc_return, of(Role::Allocate), Place::Return, pid)
+    }
+
+    /// Attaches one program to `points`: with one link per file where the kernel has such links, else one by one.
+    fn attach_program<'a>(
+        &mut self,
+        name: &'static str,
+        points: impl Iterator<Item = &'a AttachPoint>,
+        place: Place,
+        pid: NonZeroU32,
+    ) -> Result<(), KernelError> {
+        if self.multi.is_none() {
+            for point in points {
+                self.attach_single(name, point, pid)?;
+            }
+            return Ok(());
+        }
+        let mut files: BTreeMap<&Path, Vec<&AttachPoint>> = BTreeMap::new();
+        for point in points {
+            files.entry(&point.path).or_default().push(point);
+        }
+        for (path, points) in files {
+            let sites: Vec<(u64, u64)> = points.iter().map(|point| (point.offset, point.cookie)).collect();
+            let program = self.multi_program(name)?;
+            let link = multi::attach(program, path, &sites, place, Some(pid)).map_err(|source| {
+                let names: Vec<&str> = points.iter().map(|point| point.name.as_str()).collect();
+                KernelError::AttachMulti { what: names.join(", "), source }
+            })?;
+            self.links.push(AttachedLink::Multi(link));
+        }
+        Ok(())
+    }
+
+    /// Attaches the program that reports changes of the list of loaded libraries to the dynamic loader's hook.
+    ///
+    /// # Errors
+    /// The kernel refuses the probe.
+    pub fn attach_loader_hook(&mut self, path: PathBuf, offset: u64, pid: NonZeroU32) -> Result<(), KernelError> {
+        let point = AttachPoint { role: Role::Free, path, offset, cookie: 0, name: "the dynamic loader's hook".into() };
+        self.attach_program(program::LOADER_CHANGED, iter::once(&point), Place::Entry, pid)
+    }
+
+    fn attach_single(&mut self, name: &'static str, point: &AttachPoint, pid: NonZeroU32) -> Result<(), KernelError> {
+        let location = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(point.offset),
+            cookie: Some(point.cookie),
+        };
+        let program = self.uprobe(name)?;
+        let link = program
+            .attach(location, &point.path, UProbeScope::OneProcess(pid))
+            .and_then(|id| program.take_link(id))
+            .map_err(|source| KernelError::Attach { what: point.name.clone(), source })?;
+        self.links.push(AttachedLink::Uprobe(link));
+        Ok(())
+    }
+}

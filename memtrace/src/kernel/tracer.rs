@@ -1,0 +1,399 @@
+//! Loads the programs, holds the maps and the links.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    io,
+    os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd},
+    thread,
+    time::Duration,
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Array, Map, MapData, MapError, PerCpuArray, RingBuf},
+    programs::{ProgramError, RawTracePoint, UProbe, raw_trace_point::RawTracePointLink, uprobe::UProbeLink},
+};
+use memtrace_common::{
+    block::{Block, BlockKey},
+    event::{Counter, Event},
+    loss::{Loss, LossCount},
+    maps,
+    settings::{Control, Run, globals},
+    stack::{StackRecord, Totals},
+};
+
+use super::{
+    budget::Budget,
+    multi::{self, MultiLoader},
+    object::OBJECT,
+    release::Release,
+    table,
+};
+
+/// Why the kernel side could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// Loading the object file: maps or BTF.
+    #[error("the kernel refused memtrace's tables or type information: {0} (`memtrace doctor` tells what is missing)")]
+    Load(#[source] EbpfError),
+    /// The verifier or the kernel refused a program.
+    #[error("the kernel refused the program {name}: {source} (`memtrace doctor` tells what is missing)")]
+    Program {
+        /// Name in the object file.
+        name: &'static str,
+        /// The kernel's words.
+        source: ProgramError,
+    },
+    /// A probe could not be attached.
+    #[error("{what} can't be probed: {source} (`memtrace doctor` tells what is missing)")]
+    Attach {
+        /// What was to be probed.
+        what: String,
+        /// The kernel's words.
+        source: ProgramError,
+    },
+    /// As [`Self::Program`], for a program on links over many sites.
+    #[error("the kernel refused the program {name}: {source} (`memtrace doctor` tells what is missing)")]
+    LoadMulti {
+        /// Name in the object file.
+        name: &'static str,
+        /// The kernel's words.
+        source: io::Error,
+    },
+    /// As [`Self::Attach`], for a link over many sites.
+    #[error("{what} can't be probed: {source} (`memtrace doctor` tells what is missing)")]
+    AttachMulti {
+        /// What was to be probed.
+        what: String,
+        /// The kernel's words.
+        source: io::Error,
+    },
+    /// A map could not be read or written.
+    #[error("table {name} can't be used: {source}")]
+    Map {
+        /// Name in the object file.
+        name: &'static str,
+        /// The kernel's words.
+        source: MapError,
+    },
+    /// A table could not be read.
+    #[error("table {name} can't be read: {source}")]
+    Table {
+        /// Name in the object file.
+        name: &'static str,
+        /// The kernel's words.
+        source: io::Error,
+    },
+    /// The object file lacks something that this program expects: they were built from different sources.
+    #[error("the embedded eBPF object has no {0}: build memtrace again from a clean tree")]
+    Missing(&'static str),
+}
+
+/// What is decided before loading.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Thread group to record, as the initial pid namespace numbers it; `None` to rely on the probes' own filter.
+    pub tgid: Option<u32>,
+    /// Table sizes.
+    pub budget: Budget,
+    /// Bits of the stack hash to clear: 0, except in tests of collisions.
+    pub hash_ignore: u64,
+}
+
+/// The loaded programs with their maps and links. Dropping it detaches everything.
+pub struct Tracer {
+    ebpf: Ebpf,
+    budget: Budget,
+    pub(super) links: Vec<AttachedLink>,
+    /// Loads programs for links over many sites; `None` where the kernel has no such links.
+    pub(super) multi: Option<MultiLoader>,
+    multi_programs: HashMap<&'static str, OwnedFd>,
+}
+
+/// A link held apart from its program, so that all of them can be closed at a time.
+pub(super) enum AttachedLink {
+    Uprobe(UProbeLink),
+    RawTracePoint(RawTracePointLink),
+    Multi(OwnedFd),
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        close_links(&mut self.links);
+    }
+}
+
+/// Closes all links at a time. Each close waits for a grace period of the kernel (about 0.1 s each when one follows
+/// another, measured on Linux 6.18); those that wait together share one.
+fn close_links(links: &mut Vec<AttachedLink>) {
+    thread::scope(|scope| {
+        for link in links.drain(..) {
+            scope.spawn(move || drop(link));
+        }
+    });
+}
+
+impl Tracer {
+    /// Loads the object file and creates the tables. Programs are verified when they are first attached.
+    ///
+    /// # Errors
+    /// [`KernelError::Load`], with the kernel's reason.
+    pub fn load(settings: &Settings) -> Result<Self, KernelError> {
+        let budget = settings.budget;
+        let tgid = settings.tgid.unwrap_or(0);
+        let log_level: u8 = if tracing::enabled!(tracing::Level::DEBUG) { 4 } else { 0 };
+        let mut ebpf = EbpfLoader::new()
+            .override_global(globals::TARGET_TGID, &tgid, true)
+            .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
+            .override_global(globals::MAX_STACKS, &budget.stacks, true)
+            .override_global(aya_log::LEVEL, &log_level, false)
+            .map_max_entries(maps::BLOCKS, budget.blocks)
+            .map_max_entries(maps::THREADS, budget.threads)
+            .map_max_entries(maps::STACK_IDS, budget.stacks)
+            .map_max_entries(maps::STACKS, budget.stacks)
+            .map_max_entries(maps::TOTALS, budget.stacks)
+            .load(OBJECT)
+            .map_err(KernelError::Load)?;
+        if log_level > 0 {
+            forward_log(&mut ebpf);
+        }
+        let multi = if multi::supported(Release::running()) {
+            Some(MultiLoader::new(&ebpf).map_err(|source| KernelError::Table { name: "BTF", source })?)
+        } else {
+            None
+        };
+        let mut tracer = Self { ebpf, budget, links: Vec::new(), multi, multi_programs: HashMap::new() };
+        tracer.write_control(Control { run: Run::Stopped as u32, zero: 0, next_stack: 1 })?;
+        Ok(tracer)
+    }
+
+    /// Table sizes in force.
+    pub fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    /// Starts recording, for all probes at once.
+    ///
+    /// # Errors
+    /// The control map can't be written.
+    pub fn start(&mut self) -> Result<(), KernelError> {
+        self.set_run(Run::Running)
+    }
+
+    /// Stops recording, for all probes at once. Calls in progress are not recorded.
+    ///
+    /// # Errors
+    /// The control map can't be written.
+    pub fn stop(&mut self) -> Result<(), KernelError> {
+        self.set_run(Run::Stopped)
+    }
+
+    /// Detaches every probe. When it returns, no program of this tracer is running any more.
+    ///
+    /// # Errors
+    /// The control map can't be written.
+    pub fn detach(&mut self) -> Result<(), KernelError> {
+        self.stop()?;
+        close_links(&mut self.links);
+        Ok(())
+    }
+
+    fn set_run(&mut self, run: Run) -> Result<(), KernelError> {
+        let control = self.control()?;
+        self.write_control(Control { run: run as u32, ..control })
+    }
+
+    fn write_control(&mut self, control: Control) -> Result<(), KernelError> {
+        let name = maps::CONTROL;
+        let map = self.ebpf.map_mut(name).ok_or(KernelError::Missing(name))?;
+        Array::try_from(map)
+            .and_then(|mut array: Array<&mut MapData, Control>| array.set(0, control, 0))
+            .map_err(|source| KernelError::Map { name, source })
+    }
+
+    fn control(&self) -> Result<Control, KernelError> {
+        let name = maps::CONTROL;
+        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        Array::try_from(map)
+            .and_then(|array: Array<&MapData, Control>| array.get(&0, 0))
+            .map_err(|source| KernelError::Map { name, source })
+    }
+
+    /// How many stack numbers are in use, number 0 included.
+    ///
+    /// # Errors
+    /// The control map can't be read.
+    pub fn stack_count(&self) -> Result<u32, KernelError> {
+        let next = self.control()?.next_stack.min(u64::from(self.budget.stacks));
+        Ok(u32::try_from(next).unwrap_or(u32::MAX))
+    }
+
+    /// Calls `each` with every live block.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn for_each_block(&self, each: impl FnMut(&BlockKey, &Block)) -> Result<(), KernelError> {
+        self.for_each(maps::BLOCKS, each)
+    }
+
+    /// Calls `each` with the number and record of every stack.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn for_each_stack(&self, mut each: impl FnMut(u32, &StackRecord)) -> Result<(), KernelError> {
+        // The index tells which numbers were published; a number may have been taken without being used.
+        let mut numbers = Vec::new();
+        self.for_each(maps::STACK_IDS, |_: &u64, number: &u32| numbers.push(*number))?;
+        numbers.sort_unstable();
+        let name = maps::STACKS;
+        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let array: Array<&MapData, StackRecord> =
+            Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
+        for number in numbers {
+            let record = array.get(&number, 0).map_err(|source| KernelError::Map { name, source })?;
+            each(number, &record);
+        }
+        Ok(())
+    }
+
+    /// Totals of the stacks numbered below `count`.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn totals(&self, count: u32) -> Result<Vec<Totals>, KernelError> {
+        let name = maps::TOTALS;
+        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let array: Array<&MapData, Totals> =
+            Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
+        (0..count).map(|number| array.get(&number, 0).map_err(|source| KernelError::Map { name, source })).collect()
+    }
+
+    /// Losses so far, those that are zero left out.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn losses(&self) -> Result<Vec<(Loss, LossCount)>, KernelError> {
+        let name = maps::LOSSES;
+        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let array: Array<&MapData, LossCount> =
+            Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
+        let mut losses = Vec::new();
+        for loss in Loss::ALL {
+            let count = array.get(&(loss as u32), 0).map_err(|source| KernelError::Map { name, source })?;
+            if count.count > 0 {
+                losses.push((loss, count));
+            }
+        }
+        Ok(losses)
+    }
+
+    /// One counter, summed over the CPUs.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn counter(&self, counter: Counter) -> Result<u64, KernelError> {
+        let name = maps::COUNTERS;
+        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let array: PerCpuArray<&MapData, u64> =
+            PerCpuArray::try_from(map).map_err(|source| KernelError::Map { name, source })?;
+        let values = array.get(&(counter as u32), 0).map_err(|source| KernelError::Map { name, source })?;
+        Ok(values.iter().sum())
+    }
+
+    /// Takes the stream of messages; `None` if it was taken before.
+    ///
+    /// # Errors
+    /// The ring buffer can't be mapped.
+    pub fn take_events(&mut self) -> Result<Option<EventStream>, KernelError> {
+        let name = maps::EVENTS;
+        let Some(map) = self.ebpf.take_map(name) else { return Ok(None) };
+        let ring = RingBuf::try_from(map).map_err(|source| KernelError::Map { name, source })?;
+        Ok(Some(EventStream { ring }))
+    }
+
+    fn for_each<K: aya::Pod, V: aya::Pod>(
+        &self,
+        name: &'static str,
+        each: impl FnMut(&K, &V),
+    ) -> Result<(), KernelError> {
+        let data = match self.ebpf.map(name).ok_or(KernelError::Missing(name))? {
+            Map::HashMap(data) | Map::Array(data) => data,
+            _ => return Err(KernelError::Missing(name)),
+        };
+        let info = data.info().map_err(|source| KernelError::Map { name, source })?;
+        table::for_each(data.fd().as_fd(), info.key_size(), info.value_size(), info.max_entries(), each)
+            .map_err(|source| KernelError::Table { name, source })
+    }
+
+    /// The uprobe program `name`, loaded for links over many sites.
+    pub(super) fn multi_program(&mut self, name: &'static str) -> Result<&OwnedFd, KernelError> {
+        match self.multi_programs.entry(name) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let loader = self.multi.as_ref().ok_or(KernelError::Missing(name))?;
+                let program = loader.load(name).map_err(|source| KernelError::LoadMulti { name, source })?;
+                Ok(entry.insert(program))
+            }
+        }
+    }
+
+    /// The uprobe program `name`, loaded for single probes.
+    pub(super) fn uprobe(&mut self, name: &'static str) -> Result<&mut UProbe, KernelError> {
+        let program = self.ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
+        let program: &mut UProbe = program.try_into().map_err(|source| KernelError::Program { name, source })?;
+        if program.fd().is_err() {
+            program.load().map_err(|source| KernelError::Program { name, source })?;
+        }
+        Ok(program)
+    }
+
+    /// The raw tracepoint program `name`, loaded.
+    pub(super) fn raw_tracepoint(&mut self, name: &'static str) -> Result<&mut RawTracePoint, KernelError> {
+        let program = self.ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
+        let program: &mut RawTracePoint = program.try_into().map_err(|source| KernelError::Program { name, source })?;
+        if program.fd().is_err() {
+            program.load().map_err(|source| KernelError::Program { name, source })?;
+        }
+        Ok(program)
+    }
+}
+
+/// Messages from the kernel side. Readable when there are any.
+pub struct EventStream {
+    ring: RingBuf<MapData>,
+}
+
+impl EventStream {
+    /// The next message, if there is one.
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            let item = self.ring.next()?;
+            // Anything of another size is not from this object file; there is no such thing, but bytes are bytes.
+            let Ok(bytes) = <&[u8; size_of::<Event>()]>::try_from(&*item) else { continue };
+            let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+            return Some(Event { kind: word(0), tgid: word(4), value: u64::from(word(8)) | u64::from(word(12)) << 32 });
+        }
+    }
+}
+
+impl AsRawFd for EventStream {
+    fn as_raw_fd(&self) -> RawFd {
+        self.ring.as_raw_fd()
+    }
+}
+
+/// Brings the eBPF side's debug messages into the ordinary log, from a task of their own.
+fn forward_log(ebpf: &mut Ebpf) {
+    match aya_log::EbpfLogger::init(ebpf) {
+        Ok(mut logger) => {
+            tokio::spawn(async move {
+                let mut tick = tokio::time::interval(Duration::from_millis(50));
+                loop {
+                    tick.tick().await;
+                    logger.flush();
+                }
+            });
+        }
+        Err(error) => tracing::warn!("the eBPF side's log can't be read: {error}"),
+    }
+}
