@@ -61,6 +61,7 @@ fn thread_state(thread: u64) -> Option<*mut ThreadState> {
 /// x86-64 `push rax; push rcx; push r11` and the `uretprobe` system call (arch/x86/kernel/uprobes.c).
 #[inline(always)]
 fn is_return_trampoline(address: u64) -> bool {
+    // SAFETY: as in `read_word`.
     match unsafe { bpf_probe_read_user(address as *const [u8; 4]) } {
         Ok(code) => code[0] == 0xcc || code == [0x50, 0x51, 0x41, 0x53],
         Err(_) => false,
@@ -160,12 +161,7 @@ pub fn commit(result: u64, sp: u64) {
         }
         return;
     }
-    let block = Block {
-        size: state.size,
-        time: now(),
-        stack: state.stack,
-        zero: 0,
-    };
+    let block = Block { size: state.size, time: now(), stack: state.stack, zero: 0 };
     if insert(tgid, address, &block) {
         maps::settle_allocated(block.stack, block.size);
         maps::count(Counter::Commits);
@@ -177,11 +173,7 @@ pub fn commit(result: u64, sp: u64) {
 fn insert(tgid: u32, address: u64, block: &Block) -> bool {
     const NO_EXIST: u64 = 1;
     const EEXIST: i32 = -17;
-    let key = BlockKey {
-        address,
-        tgid,
-        zero: 0,
-    };
+    let key = BlockKey { address, tgid, zero: 0 };
     match BLOCKS.insert(key, block, NO_EXIST) {
         Ok(()) => true,
         Err(EEXIST) => {
@@ -205,11 +197,7 @@ fn insert(tgid: u32, address: u64, block: &Block) -> bool {
 /// Takes a block out of the live blocks and settles its stack's totals.
 #[inline(always)]
 fn remove(tgid: u32, address: u64) -> Option<Block> {
-    let key = BlockKey {
-        address,
-        tgid,
-        zero: 0,
-    };
+    let key = BlockKey { address, tgid, zero: 0 };
     // SAFETY: copied before the entry is deleted, after which the kernel may reuse its memory.
     let block = unsafe { *BLOCKS.get_ptr(key)? };
     // When two threads free one block at a time, only one of them deletes it.

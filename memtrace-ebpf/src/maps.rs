@@ -83,9 +83,7 @@ pub unsafe fn add(counter: *mut u64, value: u64) {
 pub fn running() -> bool {
     match CONTROL.get_ptr(0) {
         // SAFETY: map memory; a 32-bit read is whole.
-        Some(control) => unsafe {
-            core::ptr::read_volatile(&raw const (*control).run) == Run::Running as u32
-        },
+        Some(control) => unsafe { core::ptr::read_volatile(&raw const (*control).run) == Run::Running as u32 },
         None => false,
     }
 }
@@ -186,11 +184,7 @@ pub fn unsettle_freed(stack: u32, bytes: u64) {
 pub fn send(kind: EventKind, tgid: u32, value: u64) {
     match EVENTS.reserve::<Event>(0) {
         Some(mut entry) => {
-            entry.write(Event {
-                kind: kind as u32,
-                tgid,
-                value,
-            });
+            entry.write(Event { kind: kind as u32, tgid, value });
             entry.submit(0);
         }
         None => lose(Loss::RingFull, 0),
