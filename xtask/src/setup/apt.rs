@@ -49,8 +49,9 @@ impl Apt {
             }
         }
         bail!(
-            "this release has no Rust compiler that is new enough with its library's source ({}); install one with \
-             rustup, then run `cargo xtask setup` again: {NIGHTLY}",
+            "no package source of this system has a Rust compiler that is new enough with its library's source ({}); \
+             Debian has it in its security updates. Add them, or install one with rustup, and run `cargo xtask \
+             setup` again: {NIGHTLY}",
             RUST_PACKAGES.map(|pair| pair.join(" and ")).join(", ")
         )
     }
