@@ -59,15 +59,15 @@ pub fn on_path(program: &str) -> bool {
     env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// Fails with one sentence unless this process is root.
+/// Fails with one sentence unless this process is root; `what` says what needs it.
 pub fn need_root(what: &str) -> Result<()> {
     if is_root() {
         return Ok(());
     }
     let words: Vec<_> = env::args().skip(1).collect();
     bail!(
-        "{what} attaches eBPF programs, which needs root. Run it again as root:\n    sudo -E env \"PATH=$PATH\" cargo \
-         xtask {}",
+        "{what} root: to trace a program is to attach eBPF programs to it. Run it again as root:\n    sudo -E env \
+         \"PATH=$PATH\" cargo xtask {}",
         words.join(" ")
     )
 }

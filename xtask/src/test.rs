@@ -15,7 +15,7 @@ pub struct Options {
 /// Sets up and runs every test in debug mode, so that memtrace checks its invariants at the end of each trace.
 pub fn test(options: &Options) -> Result<()> {
     // Before the build: that takes minutes.
-    run::need_root("cargo xtask test runs the tests that trace programs; tracing")?;
+    run::need_root("the tests that trace programs would fail, since they need")?;
     setup::setup()?;
     run::run(run::cargo("test")?.args(["--workspace", "--locked"]).args(&options.arguments))
 }

@@ -21,6 +21,7 @@ const RECORDING: &str = "tracing ";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A memtrace process that records. It is killed if this value goes out of scope before it is finished.
+#[derive(Debug)]
 pub struct Tracer {
     line: String,
     child: Child,
@@ -194,4 +195,49 @@ fn watch(stderr: impl Read + Send + 'static, quiet: bool) -> (Receiver<Instant>,
         kept
     });
     (receiver, words)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn start(script: &str) -> Result<Tracer> {
+        Tracer::start(Path::new("sh"), &["-c", script], true)
+    }
+
+    #[test]
+    fn interrupted_while_it_records() {
+        let script =
+            "trap 'echo result; exit 0' INT; echo a warning >&2; echo tracing 12 >&2; while :; do sleep 0.01; done";
+        let tracer = start(script).unwrap();
+        assert!(tracer.attach > Duration::ZERO);
+        assert!(tracer.cpu().unwrap() > Duration::ZERO);
+        let finished = tracer.finish().unwrap();
+        assert_eq!(finished.output, "result\n");
+        assert!(finished.cpu > Duration::ZERO);
+    }
+
+    #[test]
+    fn ended_before_it_records() {
+        let error = start("echo 'no such process' >&2; exit 3").unwrap_err().to_string();
+        assert!(error.starts_with("ended before it recorded (exit status 3)"), "{error}");
+        assert!(error.ends_with("\n  no such process"), "{error}");
+    }
+
+    #[test]
+    fn failing_at_its_end() {
+        let script = "trap 'echo why >&2; exit 1' INT; echo tracing 12 >&2; while :; do sleep 0.01; done";
+        let error = start(script).unwrap().finish().unwrap_err().to_string();
+        assert!(error.starts_with("failed (exit status 1)"), "{error}");
+        assert!(error.ends_with("\n  why"), "{error}");
+    }
+
+    #[test]
+    fn killed_by_a_signal() {
+        let script = "echo tracing 12 >&2; exec sleep 60";
+        let error = start(script).unwrap().finish().unwrap_err().to_string();
+        assert!(error.starts_with("failed (signal 2)"), "{error}");
+    }
 }

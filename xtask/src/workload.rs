@@ -89,3 +89,42 @@ impl Drop for Workload {
         let _ = self.child.wait();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn directory(test: &str) -> PathBuf {
+        crate::build::target_directory().unwrap().join("xtask-tests").join(test)
+    }
+
+    #[test]
+    fn a_program_that_ends_is_an_error() {
+        let source = "#include <stdio.h>\nint main(void) { puts(\"ready\"); return 3; }\n";
+        let program = compile(&directory("ends"), "ends", source, "-O1").unwrap();
+        let mut workload = Workload::start(&program, &[]).unwrap();
+        let error = loop {
+            // The first line may still fit into the pipe.
+            if let Err(error) = workload.ask("go") {
+                break error.to_string();
+            }
+        };
+        assert!(error.contains("ends"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_ready_is_an_error() {
+        let source = "#include <stdio.h>\nint main(void) { puts(\"no\"); return 0; }\n";
+        let program = compile(&directory("unready"), "unready", source, "-O1").unwrap();
+        let error = Workload::start(&program, &[]).err().unwrap().to_string();
+        assert!(error.contains("answered \"no\""), "{error}");
+    }
+
+    #[test]
+    fn the_compilers_words_are_in_the_error() {
+        let error = compile(&directory("wrong"), "wrong", "int main(void) { return x; }\n", "-O1").unwrap_err();
+        assert!(error.to_string().contains("undeclared"), "{error}");
+    }
+}

@@ -204,6 +204,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::build;
 
     #[test]
     fn losses_of_a_result() {
@@ -217,5 +218,20 @@ mod tests {
     fn time_of_one_operation() {
         let reading: Reading = serde_json::from_str("{\"operations\":4,\"cpu_ns\":10,\"allocations\":4}").unwrap();
         assert_eq!(reading.nanoseconds(), 2.5);
+    }
+
+    #[test]
+    fn the_programs_run() {
+        let directory = build::target_directory().unwrap().join("xtask-tests/bench");
+        let bench = Bench::prepare(PathBuf::new(), &directory, true).unwrap();
+        for workload in &WORKLOADS {
+            let reading = bench.cost(workload, Mode::Untraced).unwrap();
+            assert!(reading.allocations > 0 && reading.allocations <= reading.operations, "{}", workload.name);
+            assert!(reading.nanoseconds() > 1.0, "{}", workload.name);
+        }
+        let mut paced = bench.start("paced", &["20000"]).unwrap();
+        let reading = ask(&mut paced, 0.5).unwrap();
+        // It cannot be ahead of its pace; a busy machine makes it fall behind.
+        assert!((1..=10_000).contains(&reading.allocations), "{}", reading.allocations);
     }
 }

@@ -31,7 +31,7 @@ pub struct Options {
 
 /// Builds everything, measures in interleaved rounds, and prints medians and ratios.
 pub fn bench(options: &Options) -> Result<()> {
-    run::need_root("cargo xtask bench traces programs; tracing")?;
+    run::need_root("measuring needs")?;
     let memtrace = build::memtrace()?;
     let directory = build::target_directory()?.join("bench");
     let bench = Bench::prepare(memtrace, &directory, options.quick)?;

@@ -21,7 +21,7 @@ const LEAKING_SECONDS: u32 = 4;
 
 /// Builds everything, traces the sample and fails unless every number is the sample's own.
 pub fn demo() -> Result<()> {
-    run::need_root("cargo xtask demo traces a program; tracing")?;
+    run::need_root("the demo needs")?;
     let memtrace = build::memtrace()?;
     let root = run::root()?;
     let directory = build::target_directory()?.join("demo");
@@ -69,4 +69,25 @@ pub fn demo() -> Result<()> {
 fn read<T>(path: &Path, parse: impl Fn(&str) -> Result<T>) -> Result<T> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     parse(&text).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_sample_leaks_on_every_path_and_tells_it() {
+        let directory = build::target_directory().unwrap().join("xtask-tests/demo");
+        let program = workload::compile(&directory, "sample", SAMPLE, "-O1").unwrap();
+        let mut sample = Workload::start(&program, &[]).unwrap();
+        assert_eq!(sample.ask("quiet").unwrap(), "quiet");
+        let truth = compare::truth(&sample.ask("leak 1").unwrap()).unwrap();
+        assert_eq!(truth.len(), 7);
+        for (path, amount) in truth {
+            assert!(ROOTS.contains(&path.split(';').next().unwrap()), "{path}");
+            assert!(amount.blocks > 0 && amount.bytes >= amount.blocks, "{path}: {amount:?}");
+        }
+    }
 }

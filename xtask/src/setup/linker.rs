@@ -45,7 +45,8 @@ pub fn find(toolchain: Toolchain, root: &Path) -> Result<Found> {
     })
 }
 
-fn compiler_llvm(toolchain: Toolchain) -> Result<u32> {
+/// LLVM version of the compiler.
+pub fn compiler_llvm(toolchain: Toolchain) -> Result<u32> {
     llvm_version(&run::output(toolchain.rustc().arg("-vV"))?).context("rustc -vV does not tell its LLVM version")
 }
 
@@ -73,7 +74,7 @@ pub fn install(toolchain: Toolchain, root: &Path, apt: &mut Apt) -> Result<()> {
             "the eBPF programs' compiler has LLVM {compiler}, and this release has none of the packages {} to build \
              bpf-linker with. Install {}. Its compiler can be rustup's: {NIGHTLY}",
             packages.join(" "),
-            instructions()
+            instructions(Some(compiler))
         );
     };
     let name = package.trim_end_matches("-dev");
@@ -87,13 +88,17 @@ pub fn install(toolchain: Toolchain, root: &Path, apt: &mut Apt) -> Result<()> {
     )
 }
 
-/// How to get a linker where no package brings its LLVM.
-pub fn instructions() -> String {
+/// How to get a linker where no package brings its LLVM, for a compiler with that of version `compiler`.
+pub fn instructions(compiler: Option<u32>) -> String {
+    let llvm = compiler.map_or_else(
+        || "the LLVM version that the eBPF programs' `rustc -vV` names".to_owned(),
+        |version| format!("LLVM {version}"),
+    );
     format!(
-        "bpf-linker {VERSION} or newer, in PATH or in .tools/bin, with the LLVM version that the eBPF programs' \
-         `rustc -vV` names or a newer one: the prebuilt program of its release page, or `cargo binstall bpf-linker`, \
-         or, with the development files of LLVM N, zlib and zstd, `LLVM_PREFIX=$(llvm-config --prefix) cargo install \
-         bpf-linker --version {VERSION} --locked --no-default-features --features llvm-N --root .tools`"
+        "bpf-linker {VERSION} or newer, in PATH or in .tools/bin, built with {llvm} or newer: the prebuilt program of \
+         its release page, or `cargo binstall bpf-linker`, or, with the development files of LLVM N, zlib and zstd, \
+         `LLVM_PREFIX=$(llvm-config --prefix) cargo install bpf-linker --version {VERSION} --locked \
+         --no-default-features --features llvm-N --root .tools`"
     )
 }
 

@@ -36,7 +36,7 @@ const fn program(name: &'static str, package: &'static str, purpose: &'static st
 /// Installs what this machine lacks, or says what has to be installed.
 pub fn setup() -> Result<()> {
     let root = run::root()?;
-    let missing: Vec<&Program> = PROGRAMS.iter().filter(|program| !run::on_path(program.name)).collect();
+    let missing = missing_programs();
     let toolchain = Toolchain::choose(&Facts::gather());
     let linker = match toolchain {
         Some(toolchain) => linker::find(toolchain, &root)?,
@@ -53,6 +53,10 @@ pub fn setup() -> Result<()> {
         bail!("{}", needs.instructions(&release));
     }
     needs.install(&root)
+}
+
+fn missing_programs() -> Vec<&'static Program> {
+    PROGRAMS.iter().filter(|program| !run::on_path(program.name)).collect()
 }
 
 fn report(toolchain: Toolchain, linker: &Path, root: &Path) -> Result<()> {
@@ -91,6 +95,9 @@ impl Needs {
         }
         apt.install(&packages)?;
 
+        if let Some(program) = missing_programs().first() {
+            bail!("{} is still missing with package {} installed", program.name, program.package);
+        }
         let toolchain = Toolchain::choose(&Facts::gather())
             .context("the eBPF programs' compiler is still missing after its installation")?;
         if !matches!(self.linker, linker::Found::Usable(_)) {
@@ -124,14 +131,13 @@ impl Needs {
         if self.toolchain.is_none() {
             text.push_str(&format!("\n  - a compiler for the eBPF programs: {NIGHTLY}"));
         }
+        let compiler = self.toolchain.and_then(|toolchain| linker::compiler_llvm(toolchain).ok());
+        let instructions = linker::instructions(compiler);
         match &self.linker {
             linker::Found::Usable(_) => {}
-            linker::Found::Missing => text.push_str(&format!("\n  - {}", linker::instructions())),
-            linker::Found::Unusable(path, why) => text.push_str(&format!(
-                "\n  - {} in place of {}, which cannot be used: {why}",
-                linker::instructions(),
-                path.display()
-            )),
+            linker::Found::Missing => text.push_str(&format!("\n  - {instructions}")),
+            linker::Found::Unusable(path, why) => text
+                .push_str(&format!("\n  - {instructions} in place of {}, which cannot be used: {why}", path.display())),
         }
         text
     }
