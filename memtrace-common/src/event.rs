@@ -31,10 +31,23 @@ pub enum EventKind {
     Mappings = 1,
     /// The target executed another program. The kernel side has stopped recording.
     Exec = 2,
-    /// The last thread of the target is gone.
-    Exit = 3,
+    /// The target forked: the child has a copy of its memory with the breakpoints in it.
+    Fork = 3,
     /// A stack was seen for the first time; `value` is its number.
     NewStack = 4,
+}
+
+impl EventKind {
+    /// The kind numbered `raw`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        match raw {
+            1 => Some(Self::Mappings),
+            2 => Some(Self::Exec),
+            3 => Some(Self::Fork),
+            4 => Some(Self::NewStack),
+            _ => None,
+        }
+    }
 }
 
 /// One message.

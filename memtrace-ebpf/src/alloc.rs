@@ -4,6 +4,7 @@
 //! pointer. In between the call is pending in the thread's [`ThreadState`].
 
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_user};
+use aya_log_ebpf::debug;
 use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
     event::Counter,
@@ -61,11 +62,31 @@ fn thread_state(thread: u64) -> Option<*mut ThreadState> {
 /// x86-64 `push rax; push rcx; push r11` and the `uretprobe` system call (arch/x86/kernel/uprobes.c).
 #[inline(always)]
 fn is_return_trampoline(address: u64) -> bool {
-    // SAFETY: as in `read_word`.
+    // SAFETY: the helper checks the address and faults nothing in.
     match unsafe { bpf_probe_read_user(address as *const [u8; 4]) } {
         Ok(code) => code[0] == 0xcc || code == [0x50, 0x51, 0x41, 0x53],
         Err(_) => false,
     }
+}
+
+/// Whether `call` happens inside the pending one, rather than after it was left without a return.
+#[inline(always)]
+fn is_nested(pending: &ThreadState, call: &Call) -> bool {
+    // The stack grows down: a pending frame at a lower address is gone.
+    if pending.sp < call.sp {
+        return false;
+    }
+    // The slot of the pending call's return address holds the trampoline for as long as the call lasts. Another word
+    // means that the frame was left and its stack used again, or that the thread has changed to another stack.
+    let Some(address) = read_word(pending.sp) else {
+        return false;
+    };
+    if address == pending.return_address || !is_return_trampoline(address) {
+        return false;
+    }
+    // One function that ends with a jump to another (reallocarray to realloc, memalign to malloc) enters the second
+    // with the same stack pointer, and asks it for the same size.
+    pending.sp > call.sp || pending.size == call.size
 }
 
 /// Entry of an allocating function.
@@ -84,23 +105,12 @@ pub fn begin(call: &Call) {
     // SAFETY: a map value that only this thread uses; it cannot run another program of ours before this one ends.
     let state = unsafe { &mut *state };
     if state.sp != 0 {
-        if state.sp > call.sp {
+        if is_nested(state, call) {
             maps::count(Counter::Nested);
             return;
         }
-        // One function that ends with a jump to another (reallocarray to realloc, memalign to malloc) enters the
-        // second with the same stack pointer, and with the return address already replaced.
-        if state.sp == call.sp
-            && state.size == call.size
-            && let Some(address) = read_word(call.sp)
-            && address != state.return_address
-            && is_return_trampoline(address)
-        {
-            maps::count(Counter::Nested);
-            return;
-        }
-        // The pending call's frame is gone, and its return was never seen.
         maps::lose(Loss::Abandoned, state.size);
+        debug!((), "call at sp {:x} was left without a return", state.sp);
         state.sp = 0;
     }
     maps::count(Counter::Allocations);
@@ -180,6 +190,7 @@ fn insert(tgid: u32, address: u64, block: &Block) -> bool {
             // The allocator gave out an address that is still live here: its free was missed.
             if let Some(old) = remove(tgid, address) {
                 maps::lose(Loss::Conflict, old.size);
+                debug!((), "address {:x} was given out while live", address);
             }
             let inserted = BLOCKS.insert(key, block, 0).is_ok();
             if !inserted {

@@ -5,20 +5,36 @@ use memtrace_common::event::EventKind;
 
 use crate::maps::{self, THREADS};
 
+/// `clone(2)`: the new task shares the address space.
+const CLONE_VM: u64 = 0x100;
+
+/// Whether the current thread belongs to the target. Without a number to compare with, its having allocated tells.
 #[inline(always)]
-fn is_target(tgid: u32) -> bool {
-    let target = maps::target_tgid();
-    target != 0 && tgid == target
+fn is_target(thread: u64) -> bool {
+    match maps::target_tgid() {
+        0 => THREADS.get_ptr(thread).is_some(),
+        target => (thread >> 32) as u32 == target,
+    }
 }
 
 /// End of a thread: its state goes, since another thread may get its number.
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 pub fn thread_exit(_ctx: RawTracePointContext) -> i32 {
     let thread = bpf_get_current_pid_tgid();
-    let tgid = (thread >> 32) as u32;
-    let target = maps::target_tgid();
-    if target == 0 || tgid == target {
+    if is_target(thread) {
         let _ = THREADS.remove(thread);
+    }
+    0
+}
+
+/// A new task: when it is a forked process, it has a copy of the target's memory with the breakpoints in it.
+#[raw_tracepoint(tracepoint = "task_newtask")]
+pub fn new_task(ctx: RawTracePointContext) -> i32 {
+    // include/trace/events/task.h: TP_PROTO(struct task_struct *task, u64 clone_flags)
+    let flags: u64 = ctx.arg(1);
+    let thread = bpf_get_current_pid_tgid();
+    if flags & CLONE_VM == 0 && is_target(thread) {
+        maps::send(EventKind::Fork, (thread >> 32) as u32, 0);
     }
     0
 }
@@ -26,10 +42,10 @@ pub fn thread_exit(_ctx: RawTracePointContext) -> i32 {
 /// Another program is executed: the memory that was recorded is gone, so recording ends here.
 #[raw_tracepoint(tracepoint = "sched_process_exec")]
 pub fn process_exec(_ctx: RawTracePointContext) -> i32 {
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    if is_target(tgid) && maps::running() {
+    let thread = bpf_get_current_pid_tgid();
+    if is_target(thread) && maps::running() {
         maps::stop();
-        maps::send(EventKind::Exec, tgid, 0);
+        maps::send(EventKind::Exec, (thread >> 32) as u32, 0);
     }
     0
 }

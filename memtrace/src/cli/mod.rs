@@ -1,5 +1,13 @@
 //! The commands, one file each. Only here (and in a later daemon) are stages joined.
 
+mod bench_empty;
+mod launch;
+mod memstacks;
+mod options;
+mod progress;
+pub mod session;
+mod signals;
+
 use std::{io, io::IsTerminal as _, process::ExitCode};
 
 use clap::{Parser, Subcommand};
@@ -22,7 +30,11 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {}
+enum Command {
+    Memstacks(memstacks::Args),
+    #[command(hide = true)]
+    BenchEmpty(bench_empty::Args),
+}
 
 /// An error in the way the command was called.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +63,10 @@ pub fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
-    match command {}
+    match command {
+        Command::Memstacks(args) => memstacks::run(args),
+        Command::BenchEmpty(args) => bench_empty::run(&args),
+    }
 }
 
 /// Sends the log to standard error. `MEMTRACE_LOG` (the syntax of `RUST_LOG`) overrides the level.
@@ -61,7 +76,8 @@ fn init_log(verbose: u8) {
         1 => "info",
         _ => "debug",
     };
-    let filter = EnvFilter::try_from_env("MEMTRACE_LOG").unwrap_or_else(|_| EnvFilter::new(format!("memtrace={level}")));
+    let filter =
+        EnvFilter::try_from_env("MEMTRACE_LOG").unwrap_or_else(|_| EnvFilter::new(format!("memtrace={level}")));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

@@ -19,3 +19,9 @@ mod table;
 pub mod tracer;
 
 pub use tracer::{KernelError, Settings, Tracer};
+
+/// Whether this process is in the initial pid namespace, whose numbers the kernel side sees. Its inode number is fixed
+/// (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
+pub fn in_initial_pid_namespace() -> bool {
+    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
+}

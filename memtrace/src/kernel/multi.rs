@@ -10,7 +10,7 @@ use std::{
     io,
     num::NonZeroU32,
     os::{
-        fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
@@ -151,7 +151,7 @@ impl MultiLoader {
 /// # Errors
 /// The kernel's error: one refused offset refuses all.
 pub fn attach(
-    program: &OwnedFd,
+    program: BorrowedFd<'_>,
     path: &Path,
     sites: &[(u64, u64)],
     place: Place,
@@ -186,7 +186,7 @@ pub fn attach(
         ref_ctr_offsets: 0,
         cookies: cookies.as_ptr() as u64,
         count: count(sites.len())?,
-        flags: if place == Place::Return { BPF_F_UPROBE_MULTI_RETURN as u32 } else { 0 },
+        flags: if place == Place::Return { BPF_F_UPROBE_MULTI_RETURN } else { 0 },
         pid: pid.map_or(0, NonZeroU32::get),
         zero: 0,
     };

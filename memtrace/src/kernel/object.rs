@@ -19,6 +19,8 @@ pub mod program {
     pub const EMPTY_RETURN: &str = "empty_return";
     /// End of a thread.
     pub const THREAD_EXIT: &str = "thread_exit";
+    /// A new thread or process.
+    pub const NEW_TASK: &str = "new_task";
     /// Another program is executed.
     pub const PROCESS_EXEC: &str = "process_exec";
 }

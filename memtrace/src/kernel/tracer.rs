@@ -111,6 +111,7 @@ pub struct Tracer {
 }
 
 /// A link held apart from its program, so that all of them can be closed at a time.
+#[expect(dead_code, reason = "held for its Drop, which detaches")]
 pub(super) enum AttachedLink {
     Uprobe(UProbeLink),
     RawTracePoint(RawTracePointLink),
@@ -254,6 +255,18 @@ impl Tracer {
             each(number, &record);
         }
         Ok(())
+    }
+
+    /// One stack's record.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn stack(&self, number: u32) -> Result<StackRecord, KernelError> {
+        let name = maps::STACKS;
+        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        Array::try_from(map)
+            .and_then(|array: Array<&MapData, StackRecord>| array.get(&number, 0))
+            .map_err(|source| KernelError::Map { name, source })
     }
 
     /// Totals of the stacks numbered below `count`.

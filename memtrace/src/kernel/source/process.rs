@@ -1,4 +1,4 @@
-//! The life of the target: raw tracepoints for the end of threads and for `execve`.
+//! The life of the target: raw tracepoints for the end of threads, for `fork` and for `execve`.
 
 use crate::kernel::{
     object::program,
@@ -6,14 +6,17 @@ use crate::kernel::{
 };
 
 impl Tracer {
-    /// Attaches the programs that watch the target's threads end and the target execute another program.
+    /// Attaches the programs that watch the target's threads end, the target fork and the target execute another
+    /// program.
     ///
     /// # Errors
     /// The kernel refuses raw tracepoints.
     pub fn attach_process_events(&mut self) -> Result<(), KernelError> {
-        for (name, tracepoint) in
-            [(program::THREAD_EXIT, "sched_process_exit"), (program::PROCESS_EXEC, "sched_process_exec")]
-        {
+        for (name, tracepoint) in [
+            (program::THREAD_EXIT, "sched_process_exit"),
+            (program::PROCESS_EXEC, "sched_process_exec"),
+            (program::NEW_TASK, "task_newtask"),
+        ] {
             let program = self.raw_tracepoint(name)?;
             let link = program
                 .attach(tracepoint)

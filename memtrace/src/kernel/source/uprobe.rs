@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    iter,
+    io, iter,
     num::NonZeroU32,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -91,7 +92,7 @@ impl Tracer {
         for (path, points) in files {
             let sites: Vec<(u64, u64)> = points.iter().map(|point| (point.offset, point.cookie)).collect();
             let program = self.multi_program(name)?;
-            let link = multi::attach(program, path, &sites, place, Some(pid)).map_err(|source| {
+            let link = multi::attach(program.as_fd(), path, &sites, place, Some(pid)).map_err(|source| {
                 let names: Vec<&str> = points.iter().map(|point| point.name.as_str()).collect();
                 KernelError::AttachMulti { what: names.join(", "), source }
             })?;
@@ -109,6 +110,29 @@ impl Tracer {
         self.attach_program(program::LOADER_CHANGED, iter::once(&point), Place::Entry, pid)
     }
 
+    /// A sweep of `points`, to be run after the target has forked; `None` where the kernel needs none.
+    ///
+    /// A forked child has a copy of the breakpoints. Single probes take them out of it at its first trap, links over
+    /// many sites leave them in (kernel/trace/bpf_trace.c), so that each of its calls would trap until the end of the
+    /// trace. When a probe is removed the kernel looks at every process again and takes out what no probe wants
+    /// (register_for_each_vma in kernel/events/uprobes.c): so the sweep adds an empty probe to each site and removes it.
+    ///
+    /// # Errors
+    /// The empty program can't be loaded.
+    pub fn sweep(&mut self, points: &[AttachPoint], pid: NonZeroU32) -> Result<Option<Sweep>, KernelError> {
+        if self.multi.is_none() {
+            return Ok(None);
+        }
+        let name = program::EMPTY_ENTRY;
+        let program =
+            self.multi_program(name)?.try_clone().map_err(|source| KernelError::LoadMulti { name, source })?;
+        let mut files: BTreeMap<PathBuf, Vec<(u64, u64)>> = BTreeMap::new();
+        for point in points {
+            files.entry(point.path.clone()).or_default().push((point.offset, 0));
+        }
+        Ok(Some(Sweep { program, files, pid }))
+    }
+
     fn attach_single(&mut self, name: &'static str, point: &AttachPoint, pid: NonZeroU32) -> Result<(), KernelError> {
         let location = UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(point.offset),
@@ -120,6 +144,27 @@ impl Tracer {
             .and_then(|id| program.take_link(id))
             .map_err(|source| KernelError::Attach { what: point.name.clone(), source })?;
         self.links.push(AttachedLink::Uprobe(link));
+        Ok(())
+    }
+}
+
+/// Takes breakpoints out of processes that were forked off the target.
+#[derive(Debug)]
+pub struct Sweep {
+    program: OwnedFd,
+    files: BTreeMap<PathBuf, Vec<(u64, u64)>>,
+    pid: NonZeroU32,
+}
+
+impl Sweep {
+    /// Sweeps once. Takes a grace period of the kernel, about 0.1 s: run it on a thread that may block.
+    ///
+    /// # Errors
+    /// The kernel refuses the empty probes.
+    pub fn run(&self) -> io::Result<()> {
+        for (path, sites) in &self.files {
+            drop(multi::attach(self.program.as_fd(), path, sites, Place::Entry, Some(self.pid))?);
+        }
         Ok(())
     }
 }

@@ -1,0 +1,44 @@
+//! `memtrace bench-empty`, for the benchmark: attaches programs that do nothing to the sites that memstacks would probe.
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::Context as _;
+
+use super::{
+    options::seconds,
+    session::{Probes, Session},
+    signals::Interrupt,
+};
+use crate::{
+    kernel::budget::{Budget, MIN_MIB},
+    target::Process,
+};
+
+/// Attaches empty programs to the sites of memstacks
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Process to attach to
+    #[arg(short, long, value_name = "PID")]
+    pid: u32,
+    /// How long [default: until Ctrl-C]
+    #[arg(short, long, value_name = "SECS", value_parser = seconds)]
+    duration: Option<Duration>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The process can't be traced.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime can't be started")?;
+    runtime.block_on(async {
+        let process = Process::open(args.pid)?;
+        let mut interrupt = Interrupt::install()?;
+        let mut session = Session::attach(process, None, Budget::from_mebibytes(MIN_MIB), 0, Probes::Empty)?;
+        session.start()?;
+        eprintln!("tracing {:?} with empty programs", session.process().comm());
+        session.run(args.duration, interrupt.wait(), |_, _| {}).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
