@@ -16,7 +16,7 @@ pub fn build() -> Result<()> {
 /// Sets up and builds; the path of the memtrace binary.
 pub fn memtrace() -> Result<PathBuf> {
     setup::setup()?;
-    run::run(run::cargo("build")?.args(["--release", "--locked", "--workspace"]))?;
+    run::run(run::cargo("build")?.args(["--release", "--locked", "--package", "memtrace"]))?;
     Ok(target_directory()?.join("release/memtrace"))
 }
 
