@@ -34,7 +34,8 @@ fn mix(hash: u64, word: u64) -> u64 {
 pub fn insert_blank_thread(thread: u64) {
     if let Some(blank) = maps::blank_thread() {
         // SAFETY: a map value that nothing ever writes.
-        let _ = THREADS.insert(thread, unsafe { &*blank }, 0);
+        let blank = unsafe { &*blank };
+        let _ = THREADS.insert(thread, blank, 0);
     }
 }
 
