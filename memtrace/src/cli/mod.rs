@@ -6,6 +6,7 @@ mod launch;
 mod memstacks;
 mod options;
 mod progress;
+mod selftest;
 pub mod session;
 mod signals;
 mod workload;
@@ -35,6 +36,7 @@ struct Cli {
 enum Command {
     Memstacks(memstacks::Args),
     Doctor(doctor::Args),
+    Selftest(selftest::Args),
     #[command(hide = true)]
     BenchEmpty(bench_empty::Args),
     /// The program that selftest traces
@@ -72,6 +74,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Memstacks(args) => memstacks::run(args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
         Command::BenchEmpty(args) => bench_empty::run(&args),
         Command::Workload => workload::run(),
     }
