@@ -34,9 +34,7 @@ pub struct Command {
 pub fn start(argv: &[OsString], budget: Budget, hash_ignore: u64) -> anyhow::Result<(Session, Command)> {
     let mut launched = Launched::spawn(argv)?;
     match attach(&mut launched, budget, hash_ignore) {
-        Ok((session, Some(status))) => {
-            Ok((session, Command { pid: launched.pid(), status: Some(status) }))
-        }
+        Ok((session, Some(status))) => Ok((session, Command { pid: launched.pid(), status: Some(status) })),
         Ok((session, None)) => {
             let pid = launched.pid();
             launched.release()?;
@@ -49,11 +47,7 @@ pub fn start(argv: &[OsString], budget: Budget, hash_ignore: u64) -> anyhow::Res
     }
 }
 
-fn attach(
-    launched: &mut Launched,
-    budget: Budget,
-    hash_ignore: u64,
-) -> anyhow::Result<(Session, Option<ExitStatus>)> {
+fn attach(launched: &mut Launched, budget: Budget, hash_ignore: u64) -> anyhow::Result<(Session, Option<ExitStatus>)> {
     let process = Process::open(launched.pid())?;
     let maps_libc = || mappings::read(&process).is_ok_and(|mappings| mappings::maps_libc(&mappings));
     if let Reached::Ended(status) = launched.run_until(maps_libc)? {

@@ -98,10 +98,11 @@ fn prepare(args: &Args) -> anyhow::Result<Outputs> {
         views.push(Which::All);
     }
     if args.older.is_some() && views == [Which::All] {
-        bail!(UsageError("--older leaves young blocks out of the unfreed ones: it has no effect with --all alone".into()));
+        bail!(UsageError(
+            "--older leaves young blocks out of the unfreed ones: it has no effect with --all alone".into()
+        ));
     }
-    let planned =
-        output::plan(&args.output, args.format, &views).map_err(|error| UsageError(error.to_string()))?;
+    let planned = output::plan(&args.output, args.format, &views).map_err(|error| UsageError(error.to_string()))?;
     Ok(Outputs::prepare(&planned)?)
 }
 
@@ -181,7 +182,6 @@ fn summary(profile: &NamedProfile) -> String {
         count = count.saturating_add(stack.unfreed.count);
         paths += 1;
     }
-    let at_least =
-        if profile.losses.iter().any(|(loss, _)| loss.lowers_totals()) { "at least " } else { "" };
+    let at_least = if profile.losses.iter().any(|(loss, _)| loss.lowers_totals()) { "at least " } else { "" };
     format!("memtrace: unfreed: {at_least}{bytes} bytes in {count} blocks by {paths} call paths")
 }

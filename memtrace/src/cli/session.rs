@@ -99,8 +99,7 @@ impl Session {
             tracing::info!("{note}");
         }
         let pid = NonZeroU32::new(process.pid()).context("process 0 is the kernel itself")?;
-        let settings =
-            Settings { tgid: kernel::in_initial_pid_namespace().then_some(pid.get()), budget, hash_ignore };
+        let settings = Settings { tgid: kernel::in_initial_pid_namespace().then_some(pid.get()), budget, hash_ignore };
         let mut tracer = Tracer::load(&settings)?;
         let points = attach_points(&discovery);
         match probes {

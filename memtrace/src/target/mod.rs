@@ -1,2 +1,31 @@
-//! What to trace.
+//! What to trace: a process, the modules it maps, the allocator functions in them, and where their probes go.
+//!
+//! [`process`] opens the process and refuses what cannot be traced; [`mappings`] reads its memory map; [`module`] opens
+//! the files behind it, through the process's own namespaces; [`discover`](mod@discover) finds the allocator there and
+//! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for.
+//!
+//! Nothing here needs more than read access to `/proc`, and nothing touches the target. Everything read (ELF files,
+//! `/proc` contents, names of symbols and processes) is taken for hostile: parsers are bounded and return errors, and
+//! names are kept as they are, to be escaped by whoever prints them.
+
+pub mod discover;
+mod elf;
+mod error;
+pub mod function;
 pub mod launch;
+pub mod mappings;
+pub mod module;
+pub mod process;
+mod procfs;
+pub mod prologue;
+pub mod site;
+
+pub use discover::{Discovery, LoaderHook, Note, discover, discover_in};
+pub use error::{ModuleProblem, TargetError};
+pub use mappings::Mapping;
+pub use module::Module;
+pub use process::Process;
+pub use site::{ProbeRow, ProbeSite};
+
+#[cfg(test)]
+mod test_program;

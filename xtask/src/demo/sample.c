@@ -6,6 +6,7 @@
 //            N seconds as JSON: for each call path the bytes and blocks that were lost.
 // At the end of its input it exits.
 #define _GNU_SOURCE
+#include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -26,7 +27,7 @@ static const char *const PATHS[LEAKS] = {
     [SESSION] = "worker;handle_request;open_session;calloc",
     [INDEX] = "worker;handle_request;cache_insert;grow_index;reallocarray",
     [LOG] = "worker;write_log;append;realloc",
-    [PAGE] = "main;serve;reload_config;map_page;aligned_alloc",
+    [PAGE] = "main;serve;reload_config;map_page;memalign",
     [BUFFER] = "main;serve;reload_config;map_buffer;posix_memalign",
 };
 
@@ -98,7 +99,7 @@ NOINLINE static void write_log(unsigned number) {
 }
 
 NOINLINE static void map_page(void) {
-    lose(PAGE, aligned_alloc(4096, 8192), 8192);
+    lose(PAGE, memalign(4096, 8192), 8192);
 }
 
 NOINLINE static void map_buffer(void) {

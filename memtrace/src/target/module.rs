@@ -1,0 +1,172 @@
+//! A file that a process maps as code.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::AsRawFd as _,
+        unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
+    },
+    path::{Path, PathBuf},
+};
+
+pub use super::elf::Segment;
+use super::{
+    ModuleProblem, Process,
+    elf::{Headers, Source},
+    mappings::{FileKey, Mapping},
+};
+
+/// What tells one file from another.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Device number (`st_dev`).
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// GNU build ID, 1 to 64 bytes, if the file has one.
+    pub build_id: Option<Vec<u8>>,
+}
+
+/// An x86-64 ELF file that a process maps, held open: it stays readable after the process has ended, and when the
+/// file is deleted or replaced.
+#[derive(Debug)]
+pub struct Module {
+    file: File,
+    key: FileKey,
+    identity: Identity,
+    name: String,
+    headers: Headers,
+}
+
+impl Module {
+    /// Opens the file behind a mapping of `process`, in whatever mount namespace and whether deleted or not.
+    ///
+    /// # Errors
+    /// [`ModuleProblem`]; [`ModuleProblem::NotElf`] and [`ModuleProblem::OtherMachine`] are nothing unusual, since
+    /// programs map other files executable too.
+    pub fn open(process: &Process, mapping: &Mapping) -> Result<Self, ModuleProblem> {
+        let file = match open_mapped(process, mapping) {
+            Ok(file) => file,
+            // map_files takes CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN (proc_pid_map_files(5)), and has one entry for
+            // each mapping as it is now: this one may have been split since the map was read.
+            Err(ModuleProblem::Io(error))
+                if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOENT)) =>
+            {
+                open_by_path(process, mapping)?
+            }
+            Err(problem) => return Err(problem),
+        };
+        Self::from_file(file, mapping)
+    }
+
+    fn from_file(file: File, mapping: &Mapping) -> Result<Self, ModuleProblem> {
+        let metadata = file.metadata()?;
+        let headers = Source::new(&file).headers()?;
+        Ok(Self {
+            key: mapping.file,
+            identity: Identity { device: metadata.dev(), inode: metadata.ino(), build_id: headers.build_id.clone() },
+            name: mapping.file_name(),
+            headers,
+            file,
+        })
+    }
+
+    /// File name for display, without directories. Escape before printing.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// A path by which this process can open the file as long as the module lives, whatever happens to the target.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// What tells the file from others.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The file as the memory map identifies it ([`Mapping::file`]).
+    pub fn key(&self) -> FileKey {
+        self.key
+    }
+
+    /// Its loadable segments.
+    pub fn segments(&self) -> &[Segment] {
+        &self.headers.segments
+    }
+
+    /// Whether it asks for a dynamic loader, as dynamically linked programs do.
+    pub fn has_interpreter(&self) -> bool {
+        self.headers.interpreter
+    }
+
+    /// File offset of a virtual address, as the file's symbols number it; `None` if it does not come from the file.
+    pub fn file_offset(&self, address: u64) -> Option<u64> {
+        self.segments().iter().find_map(|segment| segment.file_offset(address))
+    }
+
+    /// Virtual address of a file offset; `None` if it is not loaded.
+    pub fn address_of(&self, offset: u64) -> Option<u64> {
+        self.segments().iter().find_map(|segment| segment.address_of(offset))
+    }
+
+    /// The code at a virtual address: its file offset, and at most `size` bytes, fewer if the segment ends before.
+    /// `None` if no code is there.
+    ///
+    /// # Errors
+    /// If the file cannot be read or has been truncated.
+    pub(super) fn code(&self, address: u64, size: usize) -> io::Result<Option<(u64, Vec<u8>)>> {
+        let found = self.segments().iter().filter(|segment| segment.executable).find_map(|segment| {
+            let rest = segment.size - (address.checked_sub(segment.address)?).min(segment.size);
+            Some((segment.file_offset(address)?, usize::try_from(rest).unwrap_or(usize::MAX).min(size)))
+        });
+        let Some((offset, size)) = found else { return Ok(None) };
+        let mut bytes = vec![0; size];
+        self.file.read_exact_at(&mut bytes, offset)?;
+        Ok(Some((offset, bytes)))
+    }
+}
+
+/// Opens the very file that is mapped.
+fn open_mapped(process: &Process, mapping: &Mapping) -> Result<File, ModuleProblem> {
+    let path = process.path(&format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
+    let (file, _) = open_regular(&path)?;
+    Ok(file)
+}
+
+/// Opens the file of that name as the process sees it, if it is still the one that is mapped.
+fn open_by_path(process: &Process, mapping: &Mapping) -> Result<File, ModuleProblem> {
+    let path = mapping.path().ok_or(ModuleProblem::Replaced)?;
+    let inside = path.strip_prefix("/").unwrap_or(path);
+    let (file, found) = match open_regular(&process.path("root").join(inside)) {
+        Err(ModuleProblem::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(ModuleProblem::Replaced);
+        }
+        opened => opened?,
+    };
+    if found == mapping.file { Ok(file) } else { Err(ModuleProblem::Replaced) }
+}
+
+/// Opens a file for reading if it is a regular one, which is checked before: opening a device can have effects.
+fn open_regular(path: &Path) -> Result<(File, FileKey), ModuleProblem> {
+    let handle = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
+    let metadata = handle.metadata()?;
+    if !metadata.is_file() {
+        return Err(ModuleProblem::NotRegular);
+    }
+    let device = metadata.dev();
+    let key = FileKey { device: (libc::major(device), libc::minor(device)), inode: metadata.ino() };
+    let file = File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))?;
+    Ok((file, key))
+}
+
+#[cfg(test)]
+#[path = "module_tests.rs"]
+mod tests;
