@@ -28,7 +28,7 @@ impl Helper {
 pub const COOKIE: &str = "helper bpf_get_attach_cookie";
 
 /// Every helper that the embedded programs call (a test compares).
-const HELPERS: [Helper; 9] = [
+const HELPERS: [Helper; 10] = [
     Helper::new("helper bpf_map_lookup_elem", BpfHelper::BPF_FUNC_map_lookup_elem, true, true),
     Helper::new("helper bpf_map_update_elem", BpfHelper::BPF_FUNC_map_update_elem, true, false),
     Helper::new("helper bpf_map_delete_elem", BpfHelper::BPF_FUNC_map_delete_elem, true, true),
@@ -37,6 +37,7 @@ const HELPERS: [Helper; 9] = [
     Helper::new("helper bpf_probe_read_user", BpfHelper::BPF_FUNC_probe_read_user, true, false),
     Helper::new("helper bpf_ringbuf_reserve", BpfHelper::BPF_FUNC_ringbuf_reserve, true, true),
     Helper::new("helper bpf_ringbuf_submit", BpfHelper::BPF_FUNC_ringbuf_submit, true, true),
+    Helper::new("helper bpf_ringbuf_discard", BpfHelper::BPF_FUNC_ringbuf_discard, true, false),
     Helper::new(COOKIE, BpfHelper::BPF_FUNC_get_attach_cookie, true, false),
 ];
 
