@@ -119,15 +119,16 @@ impl Tally {
     /// Resizes a block, or allocates if there is none. If that fails, the old block is returned.
     #[inline(always)]
     fn realloc(&mut self, old: Block, size: size_t) -> Block {
+        // The compiler makes a malloc of a realloc that it knows to be of no block.
         // SAFETY: the block is alive, or null; it is not used again unless the call failed.
-        let pointer = unsafe { libc::realloc(old.pointer, black_box(size)) };
+        let pointer = unsafe { libc::realloc(black_box(old.pointer), black_box(size)) };
         self.resized(Function::Realloc, old, pointer, size)
     }
 
     #[inline(always)]
     fn reallocarray(&mut self, old: Block, count: size_t, size: size_t) -> Block {
         // SAFETY: as in `realloc`.
-        let pointer = unsafe { libc::reallocarray(old.pointer, black_box(count), black_box(size)) };
+        let pointer = unsafe { libc::reallocarray(black_box(old.pointer), black_box(count), black_box(size)) };
         self.resized(Function::Reallocarray, old, pointer, count.wrapping_mul(size))
     }
 
