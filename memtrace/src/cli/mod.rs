@@ -1,12 +1,15 @@
 //! The commands, one file each. Only here (and in a later daemon) are stages joined.
 
 mod bench_empty;
+mod doctor;
 mod launch;
 mod memstacks;
 mod options;
 mod progress;
+mod selftest;
 pub mod session;
 mod signals;
+mod workload;
 
 use std::{io, io::IsTerminal as _, process::ExitCode};
 
@@ -32,8 +35,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Memstacks(memstacks::Args),
+    Doctor(doctor::Args),
+    Selftest(selftest::Args),
     #[command(hide = true)]
     BenchEmpty(bench_empty::Args),
+    /// The program that selftest traces
+    #[command(name = "__workload", hide = true)]
+    Workload,
 }
 
 /// An error in the way the command was called.
@@ -65,7 +73,10 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Memstacks(args) => memstacks::run(args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
         Command::BenchEmpty(args) => bench_empty::run(&args),
+        Command::Workload => workload::run(),
     }
 }
 

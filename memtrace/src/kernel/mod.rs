@@ -7,9 +7,11 @@
 //! - [`source`]: event sources, one module each;
 //! - `table`: reads whole tables out of the kernel;
 //! - [`hazard`]: known kernel defects that would harm a target;
+//! - [`feature`]: checks of all that memtrace needs of the kernel, for `memtrace doctor`;
 //! - [`release`]: the running kernel's version.
 
 pub mod budget;
+pub mod feature;
 pub mod hazard;
 mod multi;
 mod object;

@@ -23,4 +23,23 @@ pub mod program {
     pub const NEW_TASK: &str = "new_task";
     /// Another program is executed.
     pub const PROCESS_EXEC: &str = "process_exec";
+
+    /// Every program for uprobes.
+    pub const UPROBES: [&str; 6] = [ALLOC_ENTRY, ALLOC_RETURN, FREE_ENTRY, LOADER_CHANGED, EMPTY_ENTRY, EMPTY_RETURN];
+    /// Every program for raw tracepoints.
+    pub const RAW_TRACEPOINTS: [&str; 3] = [THREAD_EXIT, NEW_TASK, PROCESS_EXEC];
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    #[test]
+    #[allow(clippy::unwrap_used)]
+    fn lists_are_complete() {
+        use super::program::{RAW_TRACEPOINTS, UPROBES};
+        let object = aya_obj::Object::parse(super::OBJECT).unwrap();
+        let there: BTreeSet<&str> = object.programs.keys().map(String::as_str).collect();
+        assert_eq!(UPROBES.into_iter().chain(RAW_TRACEPOINTS).collect::<BTreeSet<_>>(), there);
+    }
 }

@@ -25,7 +25,7 @@ use memtrace_common::{
 use super::{
     budget::Budget,
     multi::{self, MultiLoader},
-    object::OBJECT,
+    object::{OBJECT, program},
     release::Release,
     table,
 };
@@ -155,17 +155,36 @@ impl Tracer {
             .map_max_entries(maps::TOTALS, budget.stacks)
             .load(OBJECT)
             .map_err(KernelError::Load)?;
-        if log_level > 0 {
-            forward_log(&mut ebpf);
-        }
         let multi = if multi::supported(Release::running()) {
             Some(MultiLoader::new(&ebpf).map_err(|source| KernelError::Table { name: "BTF", source })?)
         } else {
             None
         };
+        // Takes a map out of `ebpf`, which the loader above must have seen.
+        if log_level > 0 {
+            forward_log(&mut ebpf);
+        }
         let mut tracer = Self { ebpf, budget, links: Vec::new(), multi, multi_programs: HashMap::new() };
         tracer.write_control(Control { run: Run::Stopped as u32, zero: 0, next_stack: 1 })?;
         Ok(tracer)
+    }
+
+    /// Loads every program, in the way in which it would be attached: how many there are.
+    ///
+    /// # Errors
+    /// The first program that the kernel refuses.
+    pub fn load_all_programs(&mut self) -> Result<usize, KernelError> {
+        for name in program::UPROBES {
+            if self.multi.is_some() {
+                self.multi_program(name)?;
+            } else {
+                self.uprobe(name)?;
+            }
+        }
+        for name in program::RAW_TRACEPOINTS {
+            self.raw_tracepoint(name)?;
+        }
+        Ok(program::UPROBES.len() + program::RAW_TRACEPOINTS.len())
     }
 
     /// Table sizes in force.

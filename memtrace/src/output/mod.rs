@@ -7,7 +7,7 @@
 //!
 //! Names in a profile come from the target and may be hostile; every format neutralises them in its own way ([`escape`]).
 
-mod escape;
+pub mod escape;
 pub mod file;
 pub mod folded;
 mod header;
