@@ -120,7 +120,7 @@ impl Tally {
     #[inline(always)]
     fn realloc(&mut self, old: Block, size: size_t) -> Block {
         // SAFETY: the block is alive, or null; it is not used again unless the call failed.
-        let pointer = unsafe { libc::realloc(old.pointer, black_box(size)) };
+        let pointer = unsafe { libc::realloc(black_box(old.pointer), black_box(size)) };
         self.resized(Function::Realloc, old, pointer, size)
     }
 
