@@ -134,7 +134,7 @@ pub fn discover(process: &Process) -> Result<Discovery, TargetError> {
 pub fn discover_in(process: &Process, mappings: &[Mapping]) -> Result<Discovery, TargetError> {
     let mut discovery = Discovery { sites: Vec::new(), modules: Vec::new(), loader: None, notes: Vec::new() };
     let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
-    let mut others = C_LIBRARIES_NONE;
+    let mut others = Others::default();
     let mut seen = HashSet::new();
     for mapping in mappings.iter().filter(|mapping| mapping.executable && mapping.has_file()) {
         if !seen.insert(mapping.file) {
@@ -164,14 +164,13 @@ pub fn discover_in(process: &Process, mappings: &[Mapping]) -> Result<Discovery,
 }
 
 /// What explains that no glibc was found.
+#[derive(Default)]
 struct Others {
     /// File name of another C library.
     library: Option<String>,
     /// File name of a module that should be glibc, and why it could not be used.
     damaged: Option<(String, ModuleProblem)>,
 }
-
-const C_LIBRARIES_NONE: Others = Others { library: None, damaged: None };
 
 impl Others {
     fn unreadable(&mut self, discovery: &mut Discovery, mapping: &Mapping, problem: ModuleProblem) {

@@ -343,7 +343,7 @@ fn random_bytes_are_survived() {
         let function = &GLIBC[random.next() as usize % GLIBC.len()];
         // Addresses at which offsets wrap around, too.
         let address = [0, 0x1000, u64::MAX - 8][round % 3];
-        let complete = random.next() % 8 != 0;
+        let complete = !random.next().is_multiple_of(8);
         let given = Code { bytes: &code, address, complete };
         if let Ok(placement) = place(given, function.role, function.arguments) {
             check(&code, address, function.role, &placement);

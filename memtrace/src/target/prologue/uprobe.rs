@@ -29,7 +29,7 @@ impl Execution {
 }
 
 /// Multi-byte nops that are emulated since Linux 6.16: `x86_nops` of arch/x86/kernel/alternative.c (those of 9 to 11
-/// bytes have a prefix that is refused). The one of 5 bytes is last.
+/// bytes have a prefix that is refused).
 const NOPS: [&[u8]; 6] = [
     &[0x0f, 0x1f, 0x00],
     &[0x0f, 0x1f, 0x40, 0x00],
@@ -96,7 +96,8 @@ pub fn execution(instruction: &[u8]) -> Execution {
         [0x50..=0x57] if prefixes.is_empty() && matches!(rex, None | Some(0x41)) => Emulated,
         // `push_setup_xol_ops` knows no other prefix.
         [0x50..=0x57] => SingleStepped,
-        // With REX.B this exchanges r8 and rax, but the kernel looks at the opcode alone and does nothing.
+        // With REX.B this exchanges r8 and rax, but the kernel looks at the opcode alone and does nothing: a probe
+        // there changes what the program computes (seen on Linux 6.18).
         [0x90] if rex.is_some_and(|rex| rex & 1 != 0) => Refused("uprobes take this exchange for a nop"),
         [0x90] if prefixes.contains(&OPERAND_SIZE) => Refused("kernels before Linux 6.2 refuse a nop with a prefix"),
         [0x90] if prefixes.is_empty() && rex.is_none() => Emulated,
