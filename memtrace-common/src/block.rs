@@ -1,6 +1,6 @@
 //! Live blocks, and the state of a thread that is inside an allocating function.
 
-use crate::stack::StackRecord;
+use crate::{stack::StackRecord, unwind::Chain};
 
 /// Identity of a live block.
 #[repr(C)]
@@ -50,15 +50,17 @@ pub struct ThreadState {
     pub old_address: u64,
     /// Number of [`Self::record`] in the stack table.
     pub stack: u32,
-    /// Flags of the site ([`crate::site::Site`]) of the outermost call.
-    pub flags: u32,
+    /// 1 plus the number of the [`crate::loss::Loss`] that the call's stack suffered; 0 for none.
+    pub loss: u32,
     /// The stack of the outermost call.
     pub record: StackRecord,
+    /// How that stack was unwound: what the next walk of the thread starts from.
+    pub chain: Chain,
 }
 
 const _: () = assert!(size_of::<BlockKey>() == 16);
 const _: () = assert!(size_of::<Block>() == 24);
-const _: () = assert!(size_of::<ThreadState>() == 72 + size_of::<StackRecord>());
+const _: () = assert!(size_of::<ThreadState>() == 72 + size_of::<StackRecord>() + size_of::<Chain>());
 
 #[cfg(feature = "user")]
 mod pod {

@@ -6,21 +6,25 @@
 //! - [`block`]: the live blocks, and the per-thread state of a call in progress;
 //! - [`event`]: what the kernel side tells the user side while a trace runs;
 //! - [`loss`]: why something was not recorded, one counter and one sentence per reason;
+//! - [`oracle`]: walks as the unwinder's test sees them;
 //! - [`settings`]: what the user side sets before the programs are loaded, and the run switch;
 //! - [`site`]: what a probed instruction means, packed into the 64-bit cookie of its probe;
 //! - [`stack`]: call stacks and the totals kept per stack.
+//! - [`unwind`]: unwind tables.
 #![no_std]
 
 pub mod block;
 pub mod event;
 pub mod loss;
+pub mod oracle;
 pub mod settings;
 pub mod site;
 pub mod stack;
+pub mod unwind;
 
 /// Names of the maps, as the user side looks them up in the object file.
 pub mod maps {
-    /// Array of one [`crate::settings::Control`].
+    /// Array of u64, numbered by [`crate::settings::Control`].
     pub const CONTROL: &str = "CONTROL";
     /// Hash of [`crate::block::BlockKey`] to [`crate::block::Block`].
     pub const BLOCKS: &str = "BLOCKS";
@@ -36,6 +40,17 @@ pub mod maps {
     pub const LOSSES: &str = "LOSSES";
     /// Per-CPU array of [`crate::event::Counter`] to u64.
     pub const COUNTERS: &str = "COUNTERS";
+    /// Array of packed [`crate::unwind::Row`]s of all modules.
+    pub const ROWS: &str = "ROWS";
+    /// Array of row numbers (u32): the block indexes of all modules.
+    pub const ROW_INDEX: &str = "ROW_INDEX";
+    /// Array of [`crate::unwind::CodeMapping`], two lists of [`crate::unwind::MAX_MAPPINGS`]: one in force, one being
+    /// written.
+    pub const MAPPINGS: &str = "MAPPINGS";
+    /// Ring buffer of [`crate::oracle::OracleSample`].
+    pub const ORACLE: &str = "ORACLE";
+    /// Array of u64, numbered by [`crate::oracle::OracleControl`].
+    pub const ORACLE_CONTROL: &str = "ORACLE_CONTROL";
     /// Ring buffer of [`crate::event::Event`].
     pub const EVENTS: &str = "EVENTS";
 }

@@ -42,6 +42,11 @@ impl Loss {
         Self::RingFull,
     ];
 
+    /// The reason numbered `raw`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        if raw < Self::COUNT { Some(Self::ALL[raw as usize]) } else { None }
+    }
+
     /// Short name, for machine-readable output.
     pub const fn name(self) -> &'static str {
         match self {

@@ -9,6 +9,31 @@ pub mod globals {
     pub const HASH_IGNORE: &str = "HASH_IGNORE";
     /// u32: number of entries of the stack table.
     pub const MAX_STACKS: &str = "MAX_STACKS";
+    /// u32: [`super::ReturnInstances::task`]; 0: not known.
+    pub const RETURN_TASK: &str = "RETURN_TASK";
+    /// u32: [`super::ReturnInstances::list`].
+    pub const RETURN_LIST: &str = "RETURN_LIST";
+    /// u32: [`super::ReturnInstances::stack`].
+    pub const RETURN_STACK: &str = "RETURN_STACK";
+    /// u32: [`super::ReturnInstances::address`].
+    pub const RETURN_ADDRESS: &str = "RETURN_ADDRESS";
+    /// u32: [`super::ReturnInstances::next`].
+    pub const RETURN_NEXT: &str = "RETURN_NEXT";
+}
+
+/// Where the kernel keeps the return addresses that it has replaced for return probes: offsets in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReturnInstances {
+    /// `utask` in `struct task_struct`.
+    pub task: u32,
+    /// `return_instances` in `struct uprobe_task`.
+    pub list: u32,
+    /// `stack` in `struct return_instance`: where the return address lay.
+    pub stack: u32,
+    /// `orig_ret_vaddr` there: the return address.
+    pub address: u32,
+    /// `next` there.
+    pub next: u32,
 }
 
 /// State of the run switch.
@@ -21,22 +46,41 @@ pub enum Run {
     Running = 1,
 }
 
-/// The one entry of the `CONTROL` map.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Control {
+/// The entries of the `CONTROL` map, a u64 each: the user side changes one without writing over another that the kernel
+/// side is changing.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
     /// A [`Run`]. All probes read it first, so that a trace starts and ends at one moment for all of them.
-    pub run: u32,
-    /// Always 0.
-    pub zero: u32,
+    Run = 0,
+    /// How stacks are walked: an [`Unwind`].
+    Unwind = 1,
     /// The next free stack number. Starts at 1: number 0 is [`crate::stack::OVERFLOW_STACK`].
-    pub next_stack: u64,
+    NextStack = 2,
+    /// The target's code mappings in force: a [`crate::unwind::MappingList`].
+    Mappings = 3,
+    /// How often the dynamic loader has called its hook: before and after every change of its list of libraries.
+    LoaderEvents = 4,
+    /// The number of the event after the last removal of libraries, counted from 1: before the user side has read the
+    /// target's mappings after this event, code may lie at an address that is not what the list of mappings says.
+    LastRemoval = 5,
+    /// How many events there were when the user side last read the target's mappings.
+    LoaderSeen = 6,
 }
 
-const _: () = assert!(size_of::<Control>() == 16);
+impl Control {
+    /// Number of entries.
+    pub const COUNT: u32 = 7;
+}
 
-#[cfg(feature = "user")]
-mod pod {
-    // SAFETY: repr(C), only integers, no padding (size asserted above): any bit pattern is a value.
-    unsafe impl aya::Pod for super::Control {}
+/// How stacks are walked.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwind {
+    /// By unwind tables where there are any, by frame pointers in code without.
+    Auto = 0,
+    /// By unwind tables only.
+    Dwarf = 1,
+    /// By frame pointers only.
+    FramePointers = 2,
 }

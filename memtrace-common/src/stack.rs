@@ -11,31 +11,39 @@ pub const OVERFLOW_STACK: u32 = 0;
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StackEnd {
-    /// The frame-pointer chain ended with a null frame pointer or return address: the whole stack is there.
+    /// The outermost frame was reached: the unwind information says so, or its return address is null.
     Complete = 0,
     /// [`MAX_FRAMES`] were recorded and the stack goes on.
     Depth = 1,
-    /// A frame pointer pointed backwards, was misaligned or led to something that is no user address. The start
-    /// code of most programs leaves such a value, so the user side decides by the outermost name whether frames
-    /// are missing.
+    /// In code without unwind information, a frame pointer was null, pointed backwards, was misaligned or led to
+    /// something that is no user address. The start code of most programs leaves such a value, so the user side decides by the
+    /// outermost name whether frames are missing.
     BrokenChain = 2,
     /// Stack memory could not be read (not mapped, or swapped out).
     Unreadable = 3,
+    /// A return address lies in no code that is known: mapped just now, or no code at all.
+    UnknownCode = 4,
+    /// The unwind information there uses a rule that the tables can't express, or contradicts itself.
+    BadRow = 5,
+    /// A return address was replaced by the trampoline of somebody's return probe.
+    Hijacked = 6,
 }
 
 impl StackEnd {
     /// Every value, in order.
-    pub const ALL: [Self; 4] = [Self::Complete, Self::Depth, Self::BrokenChain, Self::Unreadable];
+    pub const ALL: [Self; 7] = [
+        Self::Complete,
+        Self::Depth,
+        Self::BrokenChain,
+        Self::Unreadable,
+        Self::UnknownCode,
+        Self::BadRow,
+        Self::Hijacked,
+    ];
 
     /// The value numbered `raw`.
     pub const fn from_raw(raw: u8) -> Option<Self> {
-        match raw {
-            0 => Some(Self::Complete),
-            1 => Some(Self::Depth),
-            2 => Some(Self::BrokenChain),
-            3 => Some(Self::Unreadable),
-            _ => None,
-        }
+        if (raw as usize) < Self::ALL.len() { Some(Self::ALL[raw as usize]) } else { None }
     }
 
     /// Reason as printed in `[truncated: …]`.
@@ -45,6 +53,9 @@ impl StackEnd {
             Self::Depth => "deeper than 127 frames",
             Self::BrokenChain => "no frame pointer",
             Self::Unreadable => "stack memory unreadable",
+            Self::UnknownCode => "return address in unknown code",
+            Self::BadRow => "unwind rule not supported",
+            Self::Hijacked => "return address replaced by another tool's probe",
         }
     }
 }
@@ -61,7 +72,8 @@ pub struct StackRecord {
     pub len: u8,
     /// A [`StackEnd`].
     pub end: u8,
-    /// Return addresses, innermost (the direct caller of the allocator function) first.
+    /// Return addresses, outermost first; the last of the `len` is that of the allocator function's direct caller. In
+    /// this order the part of a stack that did not change since the thread's last call stays where it is.
     pub frames: [u64; MAX_FRAMES],
 }
 
@@ -88,4 +100,18 @@ mod pod {
     unsafe impl aya::Pod for super::StackRecord {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Totals {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_numbered_by_position() {
+        for (position, end) in StackEnd::ALL.iter().enumerate() {
+            assert_eq!(*end as usize, position);
+            assert_eq!(StackEnd::from_raw(position as u8), Some(*end));
+        }
+        assert_eq!(StackEnd::from_raw(StackEnd::ALL.len() as u8), None);
+    }
 }

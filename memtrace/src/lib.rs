@@ -4,6 +4,7 @@
 //!
 //! - [`target`]: what to trace: processes, modules, allocator functions, probe sites;
 //! - [`kernel`]: can this kernel do it; load, attach (the only place that names aya);
+//! - [`unwind`]: `.eh_frame` to compact tables for the kernel side;
 //! - [`collect`]: kernel tables to raw records and loss totals;
 //! - [`profile`]: raw records to a [`profile::Profile`];
 //! - [`symbol`]: a profile to a named profile;
@@ -18,4 +19,5 @@ pub mod output;
 pub mod profile;
 pub mod symbol;
 pub mod target;
+pub mod unwind;
 pub mod view;

@@ -1,0 +1,416 @@
+//! Unwind tables: `.eh_frame` in a form that the kernel side can search.
+//!
+//! A module's table is a sequence of [`Row`]s sorted by `pc`; a row is valid up to the next one. An index over the rows
+//! gives, for every block of [`BLOCK`] bytes of code, the number of the first row that a search has to look at, so that
+//! a search takes at most [`SEARCH_STEPS`] steps. A pc beyond the last block has no row.
+//!
+//! A thread's innermost frame, and a frame that a signal interrupted (the caller of one with [`CfaRule::Signal`]), is
+//! looked up with its pc; every other frame with its return address minus 1, since a call can be a function's last
+//! instruction.
+
+/// Bytes of code per index entry. At most as many rows can begin in a block.
+pub const BLOCK_SHIFT: u32 = 8;
+/// Bytes of code per index entry.
+pub const BLOCK: u64 = 1 << BLOCK_SHIFT;
+/// Steps of a binary search among the rows of a block and the one before it.
+pub const SEARCH_STEPS: u32 = 9;
+
+/// How the canonical frame address (CFA: the stack pointer just before the call, AMD64 ABI 3.7) is found.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CfaRule {
+    /// There is no unwind information for this code: a gap between functions, or the end of the table.
+    NoInfo = 0,
+    /// CFA = rsp + offset.
+    Rsp = 1,
+    /// CFA = rbp + offset.
+    Rbp = 2,
+    /// Procedure linkage table: CFA = rsp + 8, and 8 more from byte `cfa_offset` of each 16-byte entry on.
+    Plt = 3,
+    /// CFA = the word at rbp + offset (functions that realign their stack).
+    DerefRbp = 4,
+    /// CFA = the word at rsp + offset.
+    DerefRsp = 5,
+    /// Return from a signal handler: all registers are in the `ucontext` that rsp points at (offsets in
+    /// [`ucontext`]).
+    Signal = 6,
+    /// The outermost frame: the return address is undefined (`_start`, the start of a thread).
+    End = 7,
+    /// A rule that this format can't express; `cfa_offset` is a number that tells the user side why.
+    Unsupported = 8,
+    /// CFA = the word at rsp + offset, plus 8: the saved stack pointer of functions that align their stack by hand
+    /// (OpenSSL's assembly).
+    DerefRspPlus8 = 9,
+    /// CFA = the word at rbp + offset, plus 8.
+    DerefRbpPlus8 = 10,
+}
+
+/// How the caller's rbp is found.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RbpRule {
+    /// It is unchanged.
+    Same = 0,
+    /// The word at CFA + offset.
+    Cfa = 1,
+    /// The word at rbp + offset.
+    Rbp = 2,
+    /// It is lost.
+    Undefined = 3,
+}
+
+/// Offsets of the saved registers from a signal frame's `ucontext` (`struct ucontext` and `struct sigcontext` of x86-64,
+/// arch/x86/include/uapi/asm).
+pub mod ucontext {
+    /// rbp.
+    pub const RBP: u64 = 120;
+    /// rsp.
+    pub const RSP: u64 = 160;
+    /// rip.
+    pub const RIP: u64 = 168;
+}
+
+/// How to unwind a frame whose pc lies at or after [`Row::pc`] and before the next row's. The return address is at
+/// CFA - 8 (except with [`CfaRule::Signal`] and [`CfaRule::End`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// ELF virtual address minus the module's lowest `PT_LOAD` address.
+    pub pc: u32,
+    /// The CFA's rule.
+    pub cfa: CfaRule,
+    /// Its offset in words of 8 bytes; for [`CfaRule::Plt`] a byte number. 16 bits, with [`CfaRule::Rsp`] 24 bits (see
+    /// [`Row::fits`]).
+    pub cfa_offset: i32,
+    /// The rule of the caller's rbp.
+    pub rbp: RbpRule,
+    /// Its offset in words of 8 bytes.
+    pub rbp_offset: i8,
+}
+
+/// Number of [`CfaRule::Rsp`] in a packed row whose CFA offset takes 24 bits: frames of 256 KiB and more.
+pub const FAR_RSP: u64 = 11;
+/// Number in place of the [`RbpRule`]'s in such a row, if rbp is saved in the word that ends at CFA - 8. 12 numbers
+/// from here on stand for this word and those below it: functions save the registers of their caller first.
+pub const FAR_SAVED: i64 = 4;
+
+impl Row {
+    /// Packs a row: pc in bits 0 to 31, CFA offset in 32 to 47, CFA rule in 48 to 51, rbp rule in 52 to 55, rbp offset
+    /// in 56 to 63.
+    ///
+    /// If the CFA offset takes more than 16 bits, its bits 16 to 23 are in bits 56 to 63, and the rbp offset is part of
+    /// the rbp rule's number. The row must be one that [fits](Row::fits).
+    pub const fn pack(self) -> u64 {
+        let (mut cfa, mut rbp, mut high) = (self.cfa as u64, self.rbp as u64, self.rbp_offset as u8 as u64);
+        if self.is_far() {
+            cfa = FAR_RSP;
+            high = (self.cfa_offset >> 16) as u8 as u64;
+            if matches!(self.rbp, RbpRule::Cfa) {
+                rbp = (FAR_SAVED - 2 - self.rbp_offset as i64) as u64;
+            }
+        }
+        (self.pc as u64) | (self.cfa_offset as u16 as u64) << 32 | cfa << 48 | rbp << 52 | high << 56
+    }
+
+    /// Whether the row can be packed: the CFA offset has 16 bits; or the rule is [`CfaRule::Rsp`], it has 24 bits, and
+    /// rbp is unchanged, undefined, or saved in one of the words from CFA - 16 to CFA - 104.
+    pub const fn fits(self) -> bool {
+        if !self.is_far() {
+            return true;
+        }
+        let rbp = match self.rbp {
+            RbpRule::Same | RbpRule::Undefined => self.rbp_offset == 0,
+            RbpRule::Cfa => self.rbp_offset <= -2 && self.rbp_offset >= -13,
+            RbpRule::Rbp => false,
+        };
+        rbp && matches!(self.cfa, CfaRule::Rsp) && self.cfa_offset << 8 >> 8 == self.cfa_offset
+    }
+
+    const fn is_far(self) -> bool {
+        self.cfa_offset as i16 as i32 != self.cfa_offset
+    }
+
+    /// Unpacks a row; `None` if a rule has no such number.
+    pub const fn unpack(packed: u64) -> Option<Self> {
+        let cfa = match packed >> 48 & 15 {
+            0 => CfaRule::NoInfo,
+            1 => CfaRule::Rsp,
+            2 => CfaRule::Rbp,
+            3 => CfaRule::Plt,
+            4 => CfaRule::DerefRbp,
+            5 => CfaRule::DerefRsp,
+            6 => CfaRule::Signal,
+            7 => CfaRule::End,
+            8 => CfaRule::Unsupported,
+            9 => CfaRule::DerefRspPlus8,
+            10 => CfaRule::DerefRbpPlus8,
+            FAR_RSP => return Self::unpack_far(packed),
+            _ => return None,
+        };
+        let rbp = match packed >> 52 & 15 {
+            0 => RbpRule::Same,
+            1 => RbpRule::Cfa,
+            2 => RbpRule::Rbp,
+            3 => RbpRule::Undefined,
+            _ => return None,
+        };
+        let cfa_offset = (packed >> 32) as i16 as i32;
+        Some(Self { pc: packed as u32, cfa, cfa_offset, rbp, rbp_offset: (packed >> 56) as i8 })
+    }
+
+    const fn unpack_far(packed: u64) -> Option<Self> {
+        let number = (packed >> 52 & 15) as i64;
+        let (rbp, rbp_offset) = match number {
+            FAR_SAVED.. => (RbpRule::Cfa, (FAR_SAVED - 2 - number) as i8),
+            0 => (RbpRule::Same, 0),
+            3 => (RbpRule::Undefined, 0),
+            _ => return None,
+        };
+        let cfa_offset = (packed >> 56) as i8 as i32 * 65_536 + (packed >> 32) as u16 as i32;
+        Some(Self { pc: packed as u32, cfa: CfaRule::Rsp, cfa_offset, rbp, rbp_offset })
+    }
+}
+
+/// A mapping of code, as the kernel side looks it up by address.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodeMapping {
+    /// First address.
+    pub start: u64,
+    /// Address after the last.
+    pub end: u64,
+    /// Run-time address of the module's lowest `PT_LOAD` address: a pc minus this is comparable with [`Row::pc`].
+    pub base: u64,
+    /// Number of the module's first row in the table of all rows.
+    pub first_row: u32,
+    /// Number of rows; 0: no table, frame pointers are followed.
+    pub rows: u32,
+    /// Number of the module's first index entry in the table of all index entries. Entry `i` holds the number
+    /// (relative to `first_row`) of the first row whose pc is at or after `i * BLOCK`; there is one more entry than
+    /// blocks.
+    pub first_block: u32,
+    /// Number of index entries; and [`CodeMapping::REMOVABLE`].
+    pub blocks: u32,
+}
+
+impl CodeMapping {
+    /// Flag in [`CodeMapping::blocks`]: the target can unmap this code (it is neither the program, nor the C library, nor
+    /// the dynamic loader).
+    pub const REMOVABLE: u32 = 1 << 31;
+
+    /// Number of index entries.
+    #[inline(always)]
+    pub const fn index_entries(&self) -> u32 {
+        self.blocks & !Self::REMOVABLE
+    }
+
+    /// Whether the target can unmap this code.
+    #[inline(always)]
+    pub const fn is_removable(&self) -> bool {
+        self.blocks & Self::REMOVABLE != 0
+    }
+}
+
+/// Most code mappings of a process that the kernel side knows.
+pub const MAX_MAPPINGS: u32 = 4096;
+
+/// The list of code mappings in force. The `MAPPINGS` table has room for two: one in force, one being written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MappingList {
+    /// Number of this list, counted from the start of the trace: no other has it, so that what was found by one list is
+    /// never taken for found by another (48 bits).
+    pub generation: u64,
+    /// How many mappings, at most [`MAX_MAPPINGS`].
+    pub count: u32,
+}
+
+impl MappingList {
+    /// Packs a list into a word, so that a walk sees the old list or the new one.
+    pub const fn pack(self) -> u64 {
+        self.generation << 16 | self.count as u64
+    }
+
+    /// Unpacks a list.
+    #[inline(always)]
+    pub const fn unpack(packed: u64) -> Self {
+        Self { generation: packed >> 16, count: packed as u16 as u32 }
+    }
+
+    /// Number of its first mapping in the table.
+    #[inline(always)]
+    pub const fn first(self) -> u32 {
+        (self.generation & 1) as u32 * MAX_MAPPINGS
+    }
+}
+
+/// Most frames of a thread's last stack that are kept for its next walk: a power of two above
+/// [`crate::stack::MAX_FRAMES`].
+pub const MAX_LEVELS: usize = 128;
+
+/// Words of stack read at a time: a power of two.
+pub const WINDOW: usize = 64;
+
+/// One frame of an unwound stack: the state in which the walk was at it, and where it went on from there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Level {
+    /// Stack pointer in this frame: after its callee has returned.
+    pub sp: u64,
+    /// Frame pointer register in this frame.
+    pub fp: u64,
+    /// Which words led to the caller's state: see [`Level::slots`].
+    pub slots: u64,
+}
+
+impl Level {
+    /// The step can't be repeated from memory words alone.
+    pub const OPAQUE: i16 = i16::MIN;
+
+    /// Packs what [`Level::slots`] gives back.
+    #[inline(always)]
+    pub const fn pack_slots(fp_slot: i16, cfa_slot: i16) -> u64 {
+        fp_slot as u16 as u64 | (cfa_slot as u16 as u64) << 16
+    }
+
+    /// Where the caller's frame pointer was read, in words from the caller's stack pointer (0: the register had kept its
+    /// value; or [`Level::OPAQUE`]); and where the caller's stack pointer was read, in words from this frame's frame
+    /// pointer (0: it was computed).
+    #[inline(always)]
+    pub const fn slots(&self) -> (i16, i16) {
+        (self.slots as i16, (self.slots >> 16) as i16)
+    }
+}
+
+/// A walk in progress. It is kept in map memory, where the verifier follows no values: on the BPF stack it would tell
+/// apart more states than it can look at.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Walk {
+    /// Return address of the frame that the walk is at.
+    pub pc: u64,
+    /// Stack pointer there.
+    pub sp: u64,
+    /// Frame pointer register there.
+    pub fp: u64,
+    /// The mapping found last: frames next to each other are often in the same one.
+    pub code: CodeMapping,
+    /// [`crate::settings::Control::Mappings`] for this walk.
+    pub mappings: u64,
+    /// Address of the words in [`Chain::window`].
+    pub window: u64,
+    /// [`crate::settings::Control::Unwind`] for this walk.
+    pub mode: u32,
+    /// Frames found in this walk, in the scratch arrays.
+    pub found: u32,
+    /// Frames of the kept chain that the walk may still meet: those numbered below.
+    pub kept: u32,
+    /// Frames of the kept chain that the walk ends with: those numbered below.
+    pub joined: u32,
+    /// The kept frame from which the walk goes on by itself; `u32::MAX` if there is none.
+    pub adopted: u32,
+    /// A [`crate::stack::StackEnd`].
+    pub end: u32,
+    /// Whether the end follows from the state at the last frame alone, so that the chain can be kept: 0 or 1.
+    pub keep: u32,
+    /// Whether the walk is to tell if the thread's pending call still lasts: 0 or 1.
+    pub unclear: u32,
+    /// Whether libraries were removed since the list of mappings was made: 0 or 1.
+    pub stale: u32,
+    /// Always 0.
+    pub zero: u32,
+}
+
+/// How a thread's last stack was unwound. Frame numbers are those of [`crate::stack::StackRecord::frames`]: outermost
+/// first.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Chain {
+    /// [`crate::settings::Control::Mappings`] at that time: another value makes the chain useless.
+    pub mappings: u64,
+    /// Whether the next walk may use it: 0 or 1.
+    pub keep: u64,
+    /// The walk in progress.
+    pub walk: Walk,
+    /// Words of the target's stack, read many at a time while a kept chain is compared.
+    pub window: [u64; WINDOW],
+    /// The frames.
+    pub levels: [Level; MAX_LEVELS],
+    /// Return addresses found in a walk, innermost first, until they are put into the record.
+    pub scratch: [u64; MAX_LEVELS],
+    /// The levels of those.
+    pub scratch_levels: [Level; MAX_LEVELS],
+}
+
+const _: () = assert!(size_of::<CodeMapping>() == 40);
+const _: () = assert!(size_of::<Level>() == 24);
+const _: () = assert!(size_of::<Walk>() == 120);
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: repr(C), only integers, no padding (size asserted above): any bit pattern is a value.
+    unsafe impl aya::Pod for super::CodeMapping {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_round_trip() {
+        let row =
+            Row { pc: 0xfedc_ba98, cfa: CfaRule::DerefRbp, cfa_offset: -32_768, rbp: RbpRule::Cfa, rbp_offset: -128 };
+        assert_eq!(Row::unpack(row.pack()), Some(row));
+        let row =
+            Row { pc: 0, cfa: CfaRule::Unsupported, cfa_offset: 32_767, rbp: RbpRule::Undefined, rbp_offset: 127 };
+        assert_eq!(Row::unpack(row.pack()), Some(row));
+        assert_eq!(Row::unpack(u64::MAX), None);
+    }
+
+    #[test]
+    fn lists_alternate_and_are_told_apart() {
+        let list = MappingList { generation: 7, count: MAX_MAPPINGS };
+        assert_eq!(MappingList::unpack(list.pack()), list);
+        assert_eq!(list.first(), MAX_MAPPINGS);
+        let later = MappingList { generation: 9, ..list };
+        assert_eq!(later.first(), list.first());
+        assert_ne!(later.pack(), list.pack());
+        assert_eq!(MappingList::unpack(0), MappingList::default());
+    }
+
+    #[test]
+    fn packing_large_frames() {
+        let row = |cfa_offset, rbp, rbp_offset| Row { pc: 7, cfa: CfaRule::Rsp, cfa_offset, rbp, rbp_offset };
+        for cfa_offset in [32_768, 32_769, 65_535, 65_536, 131_071, 8_388_607, -32_769, -65_536, -8_388_608] {
+            for saved in -13..=-2 {
+                let row = row(cfa_offset, RbpRule::Cfa, saved);
+                assert!(row.fits());
+                assert_eq!(Row::unpack(row.pack()), Some(row));
+            }
+            for rule in [RbpRule::Same, RbpRule::Undefined] {
+                let row = row(cfa_offset, rule, 0);
+                assert!(row.fits());
+                assert_eq!(Row::unpack(row.pack()), Some(row));
+            }
+            assert!(!row(cfa_offset, RbpRule::Cfa, -14).fits());
+            assert!(!row(cfa_offset, RbpRule::Cfa, -1).fits());
+            assert!(!row(cfa_offset, RbpRule::Rbp, 0).fits());
+            assert!(!Row { cfa: CfaRule::Rbp, ..row(cfa_offset, RbpRule::Same, 0) }.fits());
+        }
+        assert!(!row(8_388_608, RbpRule::Same, 0).fits());
+        assert!(row(32_767, RbpRule::Rbp, 100).fits());
+    }
+
+    #[test]
+    fn every_packed_row_unpacks_to_one_that_packs_the_same() {
+        // All rules with offsets at the edges; rows that no `pack` makes may unpack, but then to something that fits.
+        for rules in 0..256u64 {
+            for high in [0u64, 1, 0x7f, 0x80, 0xff] {
+                for low in [0u64, 1, 0x7fff, 0x8000, 0xffff] {
+                    if let Some(row) = Row::unpack(0xffff_ffff | low << 32 | rules << 48 | high << 56) {
+                        assert!(row.fits());
+                        assert_eq!(Row::unpack(row.pack()), Some(row));
+                    }
+                }
+            }
+        }
+    }
+}
