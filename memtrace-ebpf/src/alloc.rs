@@ -3,7 +3,7 @@
 //! An allocating call is two events: [`begin`] at its entry takes size and stack, [`commit`] at its return takes the
 //! pointer. In between the call is pending in the thread's [`ThreadState`].
 
-use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_user};
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_log_ebpf::debug;
 use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
@@ -15,6 +15,7 @@ use memtrace_common::{
 use crate::{
     maps::{self, BLOCKS, THREADS},
     stack,
+    unwind::{self, Start},
 };
 
 /// An allocating call at its entry.
@@ -39,16 +40,9 @@ fn now() -> u64 {
     unsafe { aya_ebpf::helpers::generated::bpf_ktime_get_ns() }
 }
 
-/// Reads one word of the target's memory.
-#[inline(always)]
-pub fn read_word(address: u64) -> Option<u64> {
-    // SAFETY: the helper checks the address and faults nothing in.
-    unsafe { bpf_probe_read_user(address as *const u64) }.ok()
-}
-
 /// The current thread's state, made at its first call.
 #[inline(always)]
-fn thread_state(thread: u64) -> Option<*mut ThreadState> {
+pub fn thread_state(thread: u64) -> Option<*mut ThreadState> {
     if let Some(state) = THREADS.get_ptr_mut(thread) {
         return Some(state);
     }
@@ -56,37 +50,45 @@ fn thread_state(thread: u64) -> Option<*mut ThreadState> {
     THREADS.get_ptr_mut(thread)
 }
 
-/// Whether a uprobe's return trampoline starts at `address`.
-///
-/// The kernel replaces a probed function's return address with its trampoline: one `int3`, or since Linux 6.11 on
-/// x86-64 `push rax; push rcx; push r11` and the `uretprobe` system call (arch/x86/kernel/uprobes.c).
+/// What a new call is to the one that is pending.
+enum Relation {
+    /// It happens inside the pending call.
+    Nested,
+    /// The pending call was left without a return.
+    After,
+    /// Only a walk of the stack can tell.
+    Unclear,
+}
+
+/// Compares `call`, whose return address is `return_address`, with the pending call.
 #[inline(always)]
-fn is_return_trampoline(address: u64) -> bool {
-    // SAFETY: the helper checks the address and faults nothing in.
-    match unsafe { bpf_probe_read_user(address as *const [u8; 4]) } {
-        Ok(code) => code[0] == 0xcc || code == [0x50, 0x51, 0x41, 0x53],
-        Err(_) => false,
+fn relation(pending: &ThreadState, call: &Call, return_address: u64) -> Relation {
+    // The stack grows down: a pending frame at a lower address is gone.
+    if pending.sp < call.sp {
+        return Relation::After;
+    }
+    if pending.sp == call.sp {
+        // One function that ends with a jump to another (reallocarray to realloc, memalign to malloc) enters the second
+        // with the same stack pointer, asks it for the same size, and its return address is replaced already.
+        let jump = pending.size == call.size
+            && return_address != pending.return_address
+            && unwind::may_be_return_trampoline(return_address);
+        return if jump { Relation::Nested } else { Relation::After };
+    }
+    // The slot of the pending call's return address holds the trampoline for as long as the call lasts, and maybe longer:
+    // until that part of the stack is used again.
+    match unwind::read_word(pending.sp) {
+        Some(slot) if slot != pending.return_address && unwind::may_be_return_trampoline(slot) => Relation::Unclear,
+        _ => Relation::After,
     }
 }
 
-/// Whether `call` happens inside the pending one, rather than after it was left without a return.
+/// Whether the stack just walked, which begins inside the pending call's frame or below its dead remains, leads through
+/// that frame: there it meets the trampoline and can go no further.
 #[inline(always)]
-fn is_nested(pending: &ThreadState, call: &Call) -> bool {
-    // The stack grows down: a pending frame at a lower address is gone.
-    if pending.sp < call.sp {
-        return false;
-    }
-    // The slot of the pending call's return address holds the trampoline for as long as the call lasts. Another word
-    // means that the frame was left and its stack used again, or that the thread has changed to another stack.
-    let Some(address) = read_word(pending.sp) else {
-        return false;
-    };
-    if address == pending.return_address || !is_return_trampoline(address) {
-        return false;
-    }
-    // One function that ends with a jump to another (reallocarray to realloc, memalign to malloc) enters the second
-    // with the same stack pointer, and asks it for the same size.
-    pending.sp > call.sp || pending.size == call.size
+fn leads_through(state: &ThreadState) -> bool {
+    let outermost = unwind::outermost_sp(state);
+    outermost <= state.sp.wrapping_add(8) || unwind::by_frame_pointers(state)
 }
 
 /// Entry of an allocating function.
@@ -104,14 +106,27 @@ pub fn begin(call: &Call) {
     };
     // SAFETY: a map value that only this thread uses; it cannot run another program of ours before this one ends.
     let state = unsafe { &mut *state };
+    let return_address = unwind::read_word(call.sp).unwrap_or(0);
+    state.chain.walk.unclear = 0;
     if state.sp != 0 {
-        if is_nested(state, call) {
+        match relation(state, call, return_address) {
+            Relation::Nested => {
+                maps::count(Counter::Nested);
+                return;
+            }
+            Relation::After => abandon(state),
+            Relation::Unclear => state.chain.walk.unclear = 1,
+        }
+    }
+    let unchanged = unwind::walk(state, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp });
+    if state.chain.walk.unclear != 0 {
+        if leads_through(state) {
+            // The stack in the state is not that of the pending call any more.
+            state.chain.keep = 0;
             maps::count(Counter::Nested);
             return;
         }
-        maps::lose(Loss::Abandoned, state.size);
-        debug!((), "call at sp {:x} was left without a return", state.sp);
-        state.sp = 0;
+        abandon(state);
     }
     maps::count(Counter::Allocations);
     state.old_address = 0;
@@ -120,8 +135,17 @@ pub fn begin(call: &Call) {
     }
     state.size = call.size;
     state.out_pointer = call.out;
-    stack::record(state, tgid, call);
+    state.return_address = return_address;
+    stack::number(state, tgid, call.site.index, unchanged);
     state.sp = call.sp;
+}
+
+/// Gives the pending call up: its return was never seen.
+#[inline(always)]
+pub fn abandon(state: &mut ThreadState) {
+    maps::lose(Loss::Abandoned, state.size);
+    debug!((), "call at sp {:x} was left without a return", state.sp);
+    state.sp = 0;
 }
 
 /// Takes the block that is about to be resized out of the live blocks, before the allocator can hand its address to
@@ -154,7 +178,7 @@ pub fn commit(result: u64, sp: u64) {
     } else if result as u32 != 0 {
         0
     } else {
-        match read_word(state.out_pointer) {
+        match unwind::read_word(state.out_pointer) {
             Some(address) => address,
             None => {
                 maps::lose(Loss::ResultUnreadable, state.size);
@@ -174,6 +198,10 @@ pub fn commit(result: u64, sp: u64) {
     if insert(tgid, address, &block) {
         maps::settle_allocated(block.stack, block.size);
         maps::count(Counter::Commits);
+        // Now that the block counts: a call that fails has no path to lose.
+        if let Some(loss) = state.loss.checked_sub(1).and_then(Loss::from_raw) {
+            maps::lose(loss, block.size);
+        }
     }
 }
 

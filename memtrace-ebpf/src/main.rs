@@ -1,7 +1,7 @@
 //! memtrace's eBPF programs.
 //!
 //! [`probe`] holds one module per event source: it says where the arguments are and calls the handlers in [`alloc`],
-//! which do not know what called them. [`stack`] walks and stores call stacks, [`maps`] declares every map.
+//! which do not know what called them. [`unwind`] walks call stacks, [`stack`] stores them, [`maps`] declares every map.
 #![no_std]
 #![no_main]
 // Atomic additions are written in assembly, which Rust does not call stable for this target.
@@ -11,6 +11,7 @@ mod alloc;
 mod maps;
 mod probe;
 mod stack;
+mod unwind;
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -9,12 +9,17 @@ use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
     event::{Counter, Event, EventKind},
     loss::{Loss, LossCount},
-    settings::{Control, Run},
+    oracle::OracleControl,
+    settings::{Control, ReturnInstances, Run},
     stack::{StackRecord, Totals},
+    unwind::{CodeMapping, MAX_MAPPINGS},
 };
 
+/// `BPF_F_MMAPABLE` in include/uapi/linux/bpf.h.
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
 #[map]
-static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
+static CONTROL: Array<u64> = Array::with_max_entries(Control::COUNT, 0);
 #[map]
 pub static BLOCKS: HashMap<BlockKey, Block> = HashMap::with_max_entries(1024, 0);
 #[map]
@@ -29,11 +34,26 @@ static TOTALS: Array<Totals> = Array::with_max_entries(64, 0);
 static LOSSES: Array<LossCount> = Array::with_max_entries(Loss::COUNT, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
+/// Packed unwind rows of all modules. Mapped by the user side, which fills it.
+#[map]
+static ROWS: Array<u64> = Array::with_max_entries(64, BPF_F_MMAPABLE);
+/// Block indexes of all modules. Mapped by the user side, which fills it.
+#[map]
+static ROW_INDEX: Array<u32> = Array::with_max_entries(64, BPF_F_MMAPABLE);
+/// Two lists of the target's code mappings, sorted by address.
+#[map]
+static MAPPINGS: Array<CodeMapping> = Array::with_max_entries(2 * MAX_MAPPINGS, 0);
 /// One all-zero state, which new threads start from: it is too large to be made on the BPF stack.
 #[map]
 static BLANK_THREAD: Array<ThreadState> = Array::with_max_entries(1, 0);
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
+
+/// One page, unless the unwinder's test asks for more.
+#[map]
+pub static ORACLE: RingBuf = RingBuf::with_byte_size(4096, 0);
+#[map]
+static ORACLE_CONTROL: Array<u64> = Array::with_max_entries(OracleControl::COUNT, 0);
 
 #[unsafe(no_mangle)]
 static TARGET_TGID: u32 = 0;
@@ -41,6 +61,16 @@ static TARGET_TGID: u32 = 0;
 static HASH_IGNORE: u64 = 0;
 #[unsafe(no_mangle)]
 static MAX_STACKS: u32 = 0;
+#[unsafe(no_mangle)]
+static RETURN_TASK: u32 = 0;
+#[unsafe(no_mangle)]
+static RETURN_LIST: u32 = 0;
+#[unsafe(no_mangle)]
+static RETURN_STACK: u32 = 0;
+#[unsafe(no_mangle)]
+static RETURN_ADDRESS: u32 = 0;
+#[unsafe(no_mangle)]
+static RETURN_NEXT: u32 = 0;
 
 /// Reads a constant that the user side replaces before loading; the compiler must not see its value.
 macro_rules! constant {
@@ -58,6 +88,18 @@ pub fn target_tgid() -> u32 {
 #[inline(always)]
 pub fn hash_ignore() -> u64 {
     constant!(HASH_IGNORE)
+}
+
+/// Where the kernel keeps replaced return addresses.
+#[inline(always)]
+pub fn return_instances() -> ReturnInstances {
+    ReturnInstances {
+        task: constant!(RETURN_TASK),
+        list: constant!(RETURN_LIST),
+        stack: constant!(RETURN_STACK),
+        address: constant!(RETURN_ADDRESS),
+        next: constant!(RETURN_NEXT),
+    }
 }
 
 #[inline(always)]
@@ -78,22 +120,79 @@ pub unsafe fn add(counter: *mut u64, value: u64) {
     }
 }
 
+#[inline(always)]
+fn control(entry: Control) -> u64 {
+    match CONTROL.get_ptr(entry as u32) {
+        // SAFETY: map memory; an aligned word is read whole.
+        Some(value) => unsafe { core::ptr::read_volatile(value) },
+        None => 0,
+    }
+}
+
 /// Whether probes record at this moment.
 #[inline(always)]
 pub fn running() -> bool {
-    match CONTROL.get_ptr(0) {
-        // SAFETY: map memory; a 32-bit read is whole.
-        Some(control) => unsafe { core::ptr::read_volatile(&raw const (*control).run) == Run::Running as u32 },
-        None => false,
+    control(Control::Run) == Run::Running as u64
+}
+
+/// How stacks are walked ([`memtrace_common::settings::Unwind`]).
+#[inline(always)]
+pub fn unwind_mode() -> u32 {
+    control(Control::Unwind) as u32
+}
+
+/// The list of mappings in force ([`memtrace_common::unwind::MappingList`]).
+#[inline(always)]
+pub fn mappings() -> u64 {
+    control(Control::Mappings)
+}
+
+#[inline(always)]
+pub fn row(number: u32) -> Option<u64> {
+    // SAFETY: a map value; the user side changes no row that a mapping in force uses.
+    ROWS.get_ptr(number).map(|row| unsafe { *row })
+}
+
+#[inline(always)]
+pub fn row_index(number: u32) -> Option<u32> {
+    // SAFETY: as in `row`.
+    ROW_INDEX.get_ptr(number).map(|entry| unsafe { *entry })
+}
+
+#[inline(always)]
+pub fn mapping(number: u32) -> Option<*const CodeMapping> {
+    MAPPINGS.get_ptr(number)
+}
+
+/// Counts a call of the loader's hook; `removes` tells whether libraries are being removed.
+#[inline(always)]
+pub fn loader_event(removes: bool) {
+    let (Some(events), Some(last)) =
+        (CONTROL.get_ptr_mut(Control::LoaderEvents as u32), CONTROL.get_ptr_mut(Control::LastRemoval as u32))
+    else {
+        return;
+    };
+    // SAFETY: map memory, aligned words. The loader holds a lock, so that there is one event at a time.
+    unsafe {
+        add(events, 1);
+        if removes {
+            core::ptr::write_volatile(last, core::ptr::read_volatile(events) + 1);
+        }
     }
+}
+
+/// Whether libraries were removed and the list of mappings may not show it yet.
+#[inline(always)]
+pub fn libraries_removed() -> bool {
+    control(Control::LoaderSeen) < control(Control::LastRemoval)
 }
 
 /// Stops recording for good.
 #[inline(always)]
 pub fn stop() {
-    if let Some(control) = CONTROL.get_ptr_mut(0) {
-        // SAFETY: map memory; a 32-bit write is whole.
-        unsafe { core::ptr::write_volatile(&raw mut (*control).run, Run::Stopped as u32) }
+    if let Some(run) = CONTROL.get_ptr_mut(Control::Run as u32) {
+        // SAFETY: map memory; an aligned word is written whole.
+        unsafe { core::ptr::write_volatile(run, Run::Stopped as u64) }
     }
 }
 
@@ -106,17 +205,17 @@ pub fn blank_thread() -> Option<*const ThreadState> {
 /// Takes the next stack number; `None` when the stack table is full.
 #[inline(always)]
 pub fn next_stack() -> Option<u32> {
-    let control = CONTROL.get_ptr_mut(0)?;
+    let next = CONTROL.get_ptr_mut(Control::NextStack as u32)?;
     let max = u64::from(max_stacks());
     // SAFETY: map memory, aligned. Checked before too, so that the counter cannot run over when the table is full.
     unsafe {
-        if core::ptr::read_volatile(&raw const (*control).next_stack) >= max {
+        if core::ptr::read_volatile(next) >= max {
             return None;
         }
         let mut id = 1u64;
         asm!(
-            "{id} = atomic_fetch_add((u64 *)({counter} + 0), {id})",
-            counter = in(reg) &raw mut (*control).next_stack,
+            "{id} = atomic_fetch_add((u64 *)({next} + 0), {id})",
+            next = in(reg) next,
             id = inout(reg) id,
             options(nostack),
         );
@@ -132,8 +231,27 @@ pub fn count(counter: Counter) {
     }
 }
 
+/// More than any address space holds: the call asked for it in vain, or its size did not fit 64 bits.
+const IMPOSSIBLE: u64 = 1 << 57;
+
+#[inline(always)]
+pub fn count_oracle(counter: OracleControl) {
+    if let Some(slot) = ORACLE_CONTROL.get_ptr_mut(counter as u32) {
+        // SAFETY: map value of type u64.
+        unsafe { add(slot, 1) }
+    }
+}
+
+/// Of how many walks one is handed over.
+#[inline(always)]
+pub fn oracle_every() -> u32 {
+    // SAFETY: map memory; an aligned word is read whole.
+    ORACLE_CONTROL.get_ptr(OracleControl::Every as u32).map_or(1, |every| unsafe { *every as u32 })
+}
+
 #[inline(always)]
 pub fn lose(loss: Loss, bytes: u64) {
+    let bytes = if bytes < IMPOSSIBLE { bytes } else { 0 };
     if let Some(slot) = LOSSES.get_ptr_mut(loss as u32) {
         // SAFETY: map value; both fields are aligned u64.
         unsafe {

@@ -1,21 +1,13 @@
-//! Walking and storing call stacks.
+//! Storing call stacks.
 
-use aya_ebpf::helpers::bpf_probe_read_user;
 use memtrace_common::{
     block::ThreadState,
     event::EventKind,
     loss::Loss,
-    stack::{MAX_FRAMES, OVERFLOW_STACK, StackEnd, StackRecord},
+    stack::{MAX_FRAMES, OVERFLOW_STACK, StackRecord},
 };
 
-use crate::{
-    alloc::{self, Call},
-    maps::{self, STACK_IDS, STACKS, THREADS},
-};
-
-/// User addresses end below this on x86-64 with four-level page tables, and code is never mapped in the first page.
-const USER_END: u64 = 1 << 47;
-const USER_START: u64 = 4096;
+use crate::maps::{self, STACK_IDS, STACKS, THREADS};
 
 /// How many table places a hash may take when different stacks share it.
 const HASH_PROBES: u64 = 4;
@@ -39,69 +31,43 @@ pub fn insert_blank_thread(thread: u64) {
     }
 }
 
-/// Walks the stack of `call` into the thread's state and gives it its number.
+/// Gives the stack just walked its number in `state.stack`; `state.loss` says what is missing. `unchanged`: its frames are
+/// those of the thread's last stack.
 #[inline(always)]
-pub fn record(state: &mut ThreadState, tgid: u32, call: &Call) {
-    let Some(return_address) = alloc::read_word(call.sp) else {
-        maps::lose(Loss::StackUnreadable, call.size);
-        state.return_address = 0;
-        state.stack = OVERFLOW_STACK;
+pub fn number(state: &mut ThreadState, tgid: u32, site: u16, unchanged: bool) {
+    if unchanged && state.record.site == site && state.record.tgid == tgid && state.stack != OVERFLOW_STACK {
         return;
+    }
+    state.record.tgid = tgid;
+    state.record.site = site;
+    let found =
+        if state.return_address == 0 { Err(Loss::StackUnreadable) } else { find(&state.record, hash(&state.record)) };
+    (state.stack, state.loss) = match found {
+        Ok(number) => (number, 0),
+        Err(loss) => (OVERFLOW_STACK, loss as u32 + 1),
     };
-    state.return_address = return_address;
-    let hash = walk(&mut state.record, tgid, call, return_address);
-    state.stack = number(&state.record, hash, call.size);
 }
 
-/// Follows the frame pointers; the hash covers everything written to `record`.
+/// Hash of everything that makes a stack's identity, from its outermost frame on.
 #[inline(always)]
-fn walk(record: &mut StackRecord, tgid: u32, call: &Call, return_address: u64) -> u64 {
-    record.tgid = tgid;
-    record.site = call.site.index;
-    record.frames[0] = return_address;
-    let mut hash = mix(u64::from(tgid) << 16 | u64::from(call.site.index), return_address);
-    let mut end = StackEnd::Depth;
-    let mut len = 1u64;
-    let mut fp = call.fp;
-    // Frames lie above the return address that was just read.
-    let mut lowest = call.sp + 8;
-    while len < MAX_FRAMES as u64 {
-        if fp == 0 {
-            end = StackEnd::Complete;
-            break;
-        }
-        if fp < lowest || fp & 7 != 0 || fp >= USER_END {
-            end = StackEnd::BrokenChain;
-            break;
-        }
-        // SAFETY: the helper checks the address and faults nothing in.
-        let Ok([next, address]) = (unsafe { bpf_probe_read_user(fp as *const [u64; 2]) }) else {
-            end = StackEnd::Unreadable;
-            break;
-        };
-        if address == 0 {
-            end = StackEnd::Complete;
-            break;
-        }
-        if !(USER_START..USER_END).contains(&address) {
-            end = StackEnd::BrokenChain;
+fn hash(record: &StackRecord) -> u64 {
+    let mut hash = mix(0, u64::from(record.tgid) << 16 | u64::from(record.site));
+    hash = mix(hash, u64::from(record.len) << 8 | u64::from(record.end));
+    let mut i = 0u64;
+    while i < MAX_FRAMES as u64 {
+        if i >= u64::from(record.len) {
             break;
         }
         // SAFETY: the loop's condition bounds the index.
-        unsafe { *record.frames.get_unchecked_mut(len as usize) = address };
-        hash = mix(hash, address);
-        len += 1;
-        lowest = fp + 16;
-        fp = next;
+        hash = mix(hash, unsafe { *record.frames.get_unchecked(i as usize) });
+        i += 1;
     }
-    record.len = len as u8;
-    record.end = end as u8;
-    mix(hash, len << 8 | end as u64)
+    hash
 }
 
-/// Looks the stack up, or stores it: its number, or [`OVERFLOW_STACK`] when there is no room.
+/// Looks the stack up, or stores it: its number, or why it has none.
 #[inline(always)]
-fn number(record: &StackRecord, hash: u64, size: u64) -> u32 {
+fn find(record: &StackRecord, hash: u64) -> Result<u32, Loss> {
     let hash = hash & !maps::hash_ignore();
     for probe in 0..HASH_PROBES {
         let key = hash.wrapping_add(probe);
@@ -109,23 +75,19 @@ fn number(record: &StackRecord, hash: u64, size: u64) -> u32 {
             // SAFETY: a map value, written before it was published.
             Some(id) => unsafe { *id },
             None => match store(record, key) {
-                Ok(id) => return id,
+                Ok(id) => return Ok(id),
                 Err(Some(other)) => other,
-                Err(None) => {
-                    maps::lose(Loss::StacksFull, size);
-                    return OVERFLOW_STACK;
-                }
+                Err(None) => return Err(Loss::StacksFull),
             },
         };
         if let Some(stored) = STACKS.get_ptr(id)
             // SAFETY: a map value; a stack's record never changes after its number was published.
             && same(unsafe { &*stored }, record)
         {
-            return id;
+            return Ok(id);
         }
     }
-    maps::lose(Loss::HashCollision, size);
-    OVERFLOW_STACK
+    Err(Loss::HashCollision)
 }
 
 /// Stores a new stack under `key`. `Err(Some(id))`: another thread has just stored stack `id` there.

@@ -1,4 +1,5 @@
 //! Event sources: one module each.
 
+mod oracle;
 mod process;
 mod uprobe;

@@ -3,7 +3,10 @@
 use aya_ebpf::{helpers::bpf_get_current_pid_tgid, macros::raw_tracepoint, programs::RawTracePointContext};
 use memtrace_common::event::EventKind;
 
-use crate::maps::{self, THREADS};
+use crate::{
+    alloc,
+    maps::{self, THREADS},
+};
 
 /// `clone(2)`: the new task shares the address space.
 const CLONE_VM: u64 = 0x100;
@@ -21,7 +24,14 @@ fn is_target(thread: u64) -> bool {
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 pub fn thread_exit(_ctx: RawTracePointContext) -> i32 {
     let thread = bpf_get_current_pid_tgid();
-    if is_target(thread) {
+    if is_target(thread)
+        && let Some(state) = THREADS.get_ptr_mut(thread)
+    {
+        // SAFETY: the thread's own state, and the thread runs this program.
+        let state = unsafe { &mut *state };
+        if state.sp != 0 && maps::running() {
+            alloc::abandon(state);
+        }
         let _ = THREADS.remove(thread);
     }
     0

@@ -1,5 +1,7 @@
 //! Uprobes on allocator functions. Where the arguments are is told by the probe's cookie.
 
+use core::arch::asm;
+
 use aya_ebpf::{
     EbpfContext as _,
     bindings::pt_regs,
@@ -24,10 +26,10 @@ fn site(ctx: &ProbeContext) -> Site {
 }
 
 /// The registers that the handlers need.
-struct Registers {
-    arguments: [u64; 4],
-    sp: u64,
-    fp: u64,
+pub struct Registers {
+    pub arguments: [u64; 4],
+    pub sp: u64,
+    pub fp: u64,
 }
 
 impl Registers {
@@ -37,7 +39,7 @@ impl Registers {
     /// # Safety
     /// `regs` is the context of a uprobe program.
     #[inline(always)]
-    unsafe fn read(regs: *const pt_regs) -> Self {
+    pub unsafe fn read(regs: *const pt_regs) -> Self {
         // SAFETY: promised by the caller: all of the registers can be read.
         unsafe {
             Self {
@@ -66,6 +68,20 @@ impl Registers {
     }
 }
 
+/// `size` times `count`; the largest number if that does not fit, for which every allocator fails.
+#[inline(always)]
+fn product(size: u64, count: u64) -> u64 {
+    let mut product = size.wrapping_mul(count);
+    // SAFETY: a register is set to what it holds. It hides where the value comes from: the compiler would turn the check
+    // below into a multiplication of 128 bits, which the BPF target lacks. (Without any instruction there could be two
+    // entries for one instruction in the line information, which the kernel refuses.)
+    unsafe { asm!("{product} = {product}", product = inout(reg) product, options(pure, nomem, nostack)) };
+    if (size | count) >> 32 != 0 && size != 0 && product / size != count {
+        return u64::MAX;
+    }
+    product
+}
+
 /// Entry of an allocating function.
 #[uprobe]
 pub fn alloc_entry(ctx: ProbeContext) -> u32 {
@@ -76,12 +92,7 @@ pub fn alloc_entry(ctx: ProbeContext) -> u32 {
     // SAFETY: the context of a uprobe program is the user registers.
     let regs = unsafe { Registers::read(ctx.regs) };
     let size = regs.argument(site.size);
-    let size = if site.count as u8 == Arg::None as u8 {
-        size
-    } else {
-        // A product that does not fit makes the call fail, so that it is never recorded.
-        size.wrapping_mul(regs.argument(site.count))
-    };
+    let size = if site.count as u8 == Arg::None as u8 { size } else { product(size, regs.argument(site.count)) };
     alloc::begin(&Call {
         site,
         size,
@@ -117,12 +128,20 @@ pub fn free_entry(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// The dynamic loader's debugger hook: it is called after every change of the list of loaded libraries.
+/// The dynamic loader's debugger hook: it is called before and after every change of the list of loaded libraries. The
+/// cookie is the address of the word that says what is changing; 0 if it is not known.
 #[uprobe]
-pub fn loader_changed(_ctx: ProbeContext) -> u32 {
+pub fn loader_changed(ctx: ProbeContext) -> u32 {
+    /// `RT_DELETE` in glibc's link.h.
+    const REMOVES: u32 = 2;
     let tgid = (aya_ebpf::helpers::bpf_get_current_pid_tgid() >> 32) as u32;
     let target = maps::target_tgid();
     if target == 0 || tgid == target {
+        // SAFETY: the helper takes the program's context.
+        let state = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+        // SAFETY: the helper checks the address and faults nothing in.
+        let state = unsafe { aya_ebpf::helpers::bpf_probe_read_user(state as *const u32) };
+        maps::loader_event(state == Ok(REMOVES));
         maps::send(EventKind::Mappings, tgid, 0);
     }
     0

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use super::{
     options::seconds,
-    session::{Probes, Session},
+    session::{Options, Probes, Session},
     signals::Interrupt,
 };
 use crate::{
@@ -35,7 +35,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let process = Process::open(args.pid)?;
         let mut interrupt = Interrupt::install()?;
-        let mut session = Session::attach(process, None, Budget::from_mebibytes(MIN_MIB), 0, Probes::Empty)?;
+        let options = Options::plain(Budget::from_mebibytes(MIN_MIB));
+        let mut session = Session::attach(process, None, &options, Probes::Empty)?;
         session.start()?;
         eprintln!("tracing {:?} with empty programs", session.process().comm());
         session.run(args.duration, interrupt.wait(), |_, _| {}).await?;

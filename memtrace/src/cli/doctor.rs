@@ -1,5 +1,7 @@
 //! `memtrace doctor`: can this kernel and this user do it, and where would the probes go.
 
+mod unwind;
+
 use std::{
     borrow::Cow,
     fmt::Write as _,
@@ -30,22 +32,26 @@ const SCHEMA: u32 = 1;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Lists where the probes would go in process PID, and why
-    #[arg(long, requires = "pid")]
+    #[arg(long, requires = "pid", group = "look")]
     probes: bool,
-    /// The process to look into, with --probes
-    #[arg(short, long, value_name = "PID", requires = "probes")]
+    /// Lists by what the frames of each module of process PID are unwound
+    #[arg(long, requires = "pid", group = "look")]
+    unwind: bool,
+    /// The process to look into, with --probes or --unwind
+    #[arg(short, long, value_name = "PID", requires = "look")]
     pid: Option<u32>,
     /// Prints JSON
     #[arg(long)]
     json: bool,
     /// Size of the kernel-side tables to check for, MiB
-    #[arg(long, value_name = "MIB", value_parser = budget, default_value_t = DEFAULT_MIB, conflicts_with = "probes")]
+    #[arg(long, value_name = "MIB", value_parser = budget, default_value_t = DEFAULT_MIB, conflicts_with = "look")]
     memory_budget: u32,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match args.pid {
+        Some(pid) if args.unwind => unwind::run(pid, args.json),
         Some(pid) => probes(pid, args.json),
         None => checks(args),
     }
@@ -182,19 +188,25 @@ fn probe_table(rows: &[ProbeRow], notes: &[String]) -> String {
             printable(row.reason.as_deref().unwrap_or("-")).into_owned(),
         ]);
     }
-    let mut widths = [0; 6];
-    for line in &lines {
+    let mut text = align(&lines);
+    for note in notes {
+        let _ = writeln!(text, "note: {}", printable(note));
+    }
+    text
+}
+
+/// Columns as wide as their widest cell.
+fn align<const N: usize>(lines: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for line in lines {
         for (width, cell) in widths.iter_mut().zip(line) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut text = String::new();
-    for line in &lines {
+    for line in lines {
         let cells: Vec<String> = line.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         let _ = writeln!(text, "{}", cells.join("  ").trim_end());
-    }
-    for note in notes {
-        let _ = writeln!(text, "note: {}", printable(note));
     }
     text
 }

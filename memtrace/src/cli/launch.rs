@@ -8,16 +8,13 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use super::{
-    session::{Probes, Session},
+    session::{Options, Probes, Session},
     signals::Interrupt,
 };
-use crate::{
-    kernel::budget::Budget,
-    target::{
-        Process,
-        launch::{Launched, Reached, wait},
-        mappings,
-    },
+use crate::target::{
+    Process,
+    launch::{Launched, Reached, wait},
+    mappings,
 };
 
 /// A command that was started.
@@ -31,9 +28,9 @@ pub struct Command {
 ///
 /// # Errors
 /// It can't be started, or can't be traced; then it has been ended, before its own code ran.
-pub fn start(argv: &[OsString], budget: Budget, hash_ignore: u64) -> anyhow::Result<(Session, Command)> {
+pub fn start(argv: &[OsString], options: &Options) -> anyhow::Result<(Session, Command)> {
     let mut launched = Launched::spawn(argv)?;
-    match attach(&mut launched, budget, hash_ignore) {
+    match attach(&mut launched, options) {
         Ok((session, Some(status))) => Ok((session, Command { pid: launched.pid(), status: Some(status) })),
         Ok((session, None)) => {
             let pid = launched.pid();
@@ -47,14 +44,14 @@ pub fn start(argv: &[OsString], budget: Budget, hash_ignore: u64) -> anyhow::Res
     }
 }
 
-fn attach(launched: &mut Launched, budget: Budget, hash_ignore: u64) -> anyhow::Result<(Session, Option<ExitStatus>)> {
+fn attach(launched: &mut Launched, options: &Options) -> anyhow::Result<(Session, Option<ExitStatus>)> {
     let process = Process::open(launched.pid())?;
     let maps_libc = || mappings::read(&process).is_ok_and(|mappings| mappings::maps_libc(&mappings));
     if let Reached::Ended(status) = launched.run_until(maps_libc)? {
         bail!("the command ended before its C library was mapped ({status})");
     }
     // At the entry point without glibc, this says what is there instead.
-    let mut session = Session::attach(process, None, budget, hash_ignore, Probes::Recording)?;
+    let mut session = Session::attach(process, None, options, Probes::Recording)?;
     session.start()?;
     if let Reached::Ended(status) = launched.run_to_entry()? {
         return Ok((session, Some(status)));

@@ -9,12 +9,13 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use memtrace_common::settings::Unwind;
 
 use super::{
     FAILURE, UsageError, colour, launch,
-    options::{budget, format, seconds, unit},
+    options::{budget, format, seconds, unit, unwind},
     progress::Progress,
-    session::{Finished, Probes, Session},
+    session::{Finished, Options, Probes, Session},
     signals::Interrupt,
 };
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
     profile::{NamedProfile, TraceEnd},
     symbol,
     target::Process,
-    view::{Unit, Which},
+    view::{self, Unit, Which},
 };
 
 /// Shows which call paths allocate memory and do not free it
@@ -61,6 +62,10 @@ pub struct Args {
     /// Most call paths in the table
     #[arg(long, value_name = "N", default_value_t = 20)]
     top: usize,
+    /// How stacks are walked: auto (by unwind tables, and by frame pointers in code that has none), dwarf (by unwind
+    /// tables only) or fp (by frame pointers only)
+    #[arg(long, value_parser = unwind, default_value = "auto", value_name = "HOW")]
+    unwind: Unwind,
     /// Memory for the kernel side's tables, MiB
     #[arg(long, value_name = "MIB", value_parser = budget, default_value_t = DEFAULT_MIB)]
     memory_budget: u32,
@@ -88,6 +93,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
+fn options(args: &Args) -> Options {
+    Options { budget: Budget::from_mebibytes(args.memory_budget), unwind: args.unwind, hash_ignore: args.hash_ignore }
+}
+
 /// Checks what the command line can tell by itself, and opens the outputs, before anything is attached.
 fn prepare(args: &Args) -> anyhow::Result<Outputs> {
     let mut views = Vec::new();
@@ -110,8 +119,7 @@ async fn trace_process(args: &Args, outputs: Outputs) -> anyhow::Result<ExitCode
     let pid = args.pid.context("no process was named")?;
     let process = Process::open(pid)?;
     let mut interrupt = Interrupt::install()?;
-    let budget = Budget::from_mebibytes(args.memory_budget);
-    let mut session = Session::attach(process, None, budget, args.hash_ignore, Probes::Recording)?;
+    let mut session = Session::attach(process, None, &options(args), Probes::Recording)?;
     session.start()?;
     let end = record(args, &mut session, &mut interrupt).await?;
     let complete = report(args, session.finish(end, args.older.unwrap_or_default())?, outputs)?.1;
@@ -120,8 +128,7 @@ async fn trace_process(args: &Args, outputs: Outputs) -> anyhow::Result<ExitCode
 
 async fn trace_command(args: &Args, outputs: Outputs) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
-    let budget = Budget::from_mebibytes(args.memory_budget);
-    let (mut session, command) = launch::start(&args.command, budget, args.hash_ignore)?;
+    let (mut session, command) = launch::start(&args.command, &options(args))?;
     let end = record(args, &mut session, &mut interrupt).await?;
     let (named, complete) = report(args, session.finish(end, args.older.unwrap_or_default())?, outputs)?;
     eprintln!("{}", summary(&named));
@@ -156,6 +163,9 @@ fn report(args: &Args, finished: Finished, outputs: Outputs) -> anyhow::Result<(
         colour: colour(io::stdout().is_terminal()),
         ..ViewOptions::default()
     };
+    if !outputs.shows_coverage() {
+        warn(&named);
+    }
     let mut complete = true;
     for Written { path, result, .. } in outputs.write(&named, &options) {
         match result {
@@ -172,6 +182,20 @@ fn report(args: &Args, finished: Finished, outputs: Outputs) -> anyhow::Result<(
         complete = false;
     }
     Ok((named, complete))
+}
+
+/// Says on standard error what the text table would say: what was lost, and an end that was not asked for.
+fn warn(profile: &NamedProfile) {
+    let coverage = view::coverage(profile);
+    for loss in &coverage.losses {
+        eprintln!("memtrace: lost: {} {}", loss.count, loss.sentence);
+    }
+    if coverage.lower_bound {
+        eprintln!("memtrace: therefore every total is a lower bound");
+    }
+    if profile.end == TraceEnd::TargetExecuted {
+        eprintln!("memtrace: the process executed another program; the trace ends there");
+    }
 }
 
 /// The one-line leak summary.

@@ -3,12 +3,15 @@
 mod bench_empty;
 mod doctor;
 mod launch;
+mod limits;
 mod memstacks;
 mod options;
 mod progress;
 mod selftest;
 pub mod session;
 mod signals;
+mod sweeper;
+mod unwinding;
 mod workload;
 
 use std::{io, io::IsTerminal as _, process::ExitCode};

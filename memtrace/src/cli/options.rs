@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use memtrace_common::settings::Unwind;
+
 use crate::{
     kernel::budget::{MAX_MIB, MIN_MIB},
     output::Format,
@@ -27,6 +29,16 @@ pub fn unit(text: &str) -> Result<Unit, String> {
         .into_iter()
         .find(|unit| unit.name() == text)
         .ok_or_else(|| format!("must be {}", Unit::ALL.map(Unit::name).join(" or ")))
+}
+
+/// `auto`, `dwarf` or `fp`.
+pub fn unwind(text: &str) -> Result<Unwind, String> {
+    match text {
+        "auto" => Ok(Unwind::Auto),
+        "dwarf" => Ok(Unwind::Dwarf),
+        "fp" => Ok(Unwind::FramePointers),
+        _ => Err("must be auto, dwarf or fp".to_owned()),
+    }
 }
 
 /// Name of an output format.

@@ -15,7 +15,7 @@ use tokio::net::unix::pipe::Receiver;
 use super::{
     FAILURE, colour,
     options::budget,
-    session::{Probes, Session},
+    session::{Options, Probes, Session},
     workload::Truth,
 };
 use crate::{
@@ -123,7 +123,7 @@ impl Workload {
     }
 
     fn attach(&self, budget: Budget, probes: Probes) -> anyhow::Result<Session> {
-        Session::attach(Process::open(self.child.id())?, None, budget, 0, probes)
+        Session::attach(Process::open(self.child.id())?, None, &Options::plain(budget), probes)
     }
 
     fn ask(&mut self, command: &str) -> anyhow::Result<()> {

@@ -7,9 +7,13 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use memtrace_common::event::{Counter, EventKind};
+use memtrace_common::{
+    event::{Counter, EventKind},
+    settings::Unwind,
+};
 use tokio::io::{Interest, unix::AsyncFd};
 
+use super::{limits, sweeper::Sweeper, unwinding::Unwinding};
 use crate::{
     collect::{
         growth::Growth,
@@ -21,12 +25,12 @@ use crate::{
         budget::Budget,
         hazard::{self, TargetTraits},
         release::Release,
-        source::uprobe::{AttachPoint, Role, Sweep},
+        source::uprobe::{AttachPoint, Role},
         tracer::EventStream,
     },
     profile::{Events, Function, Process as Traced, Profile, TraceEnd},
     target::{
-        self, Discovery, Mapping, Process,
+        self, Discovery, Mapping, Module, Process,
         function::Role as FunctionRole,
         process::{Rss, Seccomp},
     },
@@ -36,11 +40,32 @@ use crate::{
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Shortest time between two reads of the mappings because of addresses that lie in none.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
-/// Shortest time between two sweeps of forked children.
-const SWEEP_PAUSE: Duration = Duration::from_millis(200);
 /// Growth of anonymous memory without a single probe hit from which on a trace is an error: far more than a program
 /// gets from its stack and from copied pages.
 const UNSEEN_GROWTH: u64 = 1 << 20;
+
+/// Largest room for unwind rows: 64 MiB of them.
+const MAX_ROWS: u64 = 8 << 20;
+/// Room for the tables of modules that are mapped later, beside half of what there is at the start.
+const SPARE_ROWS: u64 = 256 << 10;
+
+/// What a trace is asked to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Table sizes.
+    pub budget: Budget,
+    /// How stacks are walked.
+    pub unwind: Unwind,
+    /// Bits of the stack hash to ignore: 0, except in tests.
+    pub hash_ignore: u64,
+}
+
+impl Options {
+    /// Stacks by frame pointers alone.
+    pub fn plain(budget: Budget) -> Self {
+        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0 }
+    }
+}
 
 /// Which programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +74,13 @@ pub enum Probes {
     Recording,
     /// Empty ones on the same sites.
     Empty,
+    /// Those of the unwinder's test ([`crate::kernel::source::oracle`]), with a ring buffer of `bytes`.
+    Oracle {
+        /// Size of the ring buffer, a power of two.
+        bytes: u32,
+        /// Of how many calls one gives a sample.
+        every: u32,
+    },
 }
 
 /// An attached trace.
@@ -58,9 +90,11 @@ pub struct Session {
     discovery: Discovery,
     tracer: Tracer,
     modules: Modules,
+    unwinding: Unwinding,
     events: AsyncFd<EventStream>,
     growth: Growth,
     started: Option<Instant>,
+    unwind: Unwind,
     rss: Option<(Rss, Rss)>,
     last_refresh: Instant,
     refresh_wanted: bool,
@@ -86,10 +120,10 @@ impl Session {
     pub fn attach(
         process: Process,
         mappings: Option<&[Mapping]>,
-        budget: Budget,
-        hash_ignore: u64,
+        options: &Options,
         probes: Probes,
     ) -> anyhow::Result<Self> {
+        limits::raise_open_files();
         refuse_hazards(&process)?;
         let discovery = match mappings {
             Some(mappings) => target::discover_in(&process, mappings)?,
@@ -99,42 +133,64 @@ impl Session {
             tracing::info!("{note}");
         }
         let pid = NonZeroU32::new(process.pid()).context("process 0 is the kernel itself")?;
-        let settings = Settings { tgid: kernel::in_initial_pid_namespace().then_some(pid.get()), budget, hash_ignore };
-        let mut tracer = Tracer::load(&settings)?;
-        let points = attach_points(&discovery);
-        match probes {
-            Probes::Recording => tracer.attach_allocator(&points, pid)?,
-            Probes::Empty => tracer.attach_empty(&points, pid)?,
-        }
-        tracer.attach_process_events()?;
-        if let Some(hook) = discovery.loader
-            && let Some(module) = discovery.modules.get(hook.module)
-        {
-            tracer.attach_loader_hook(module.path(), hook.offset, pid)?;
-        }
-        let sweep = tracer.sweep(&points, pid)?;
-        let stream = tracer.take_events()?.context("the message stream was taken before")?;
-        // SAFETY: the stream owns its descriptor and moves into the AsyncFd, which closes it after deregistering.
-        let events = unsafe { AsyncFd::register_with_interest(stream, Interest::READABLE) }
-            .context("messages from the kernel side can't be waited for")?;
         let mut modules = Modules::default();
         if let Err(error) = modules.refresh(&process)
             && process.is_alive()
         {
             return Err(error.into());
         }
+        let mut unwinding = Unwinding::default();
+        if options.unwind != Unwind::FramePointers {
+            unwinding.prepare(&modules);
+        }
+        let (rows, blocks) = unwinding.size();
+        let settings = Settings {
+            tgid: kernel::in_initial_pid_namespace().then_some(pid.get()),
+            budget: options.budget,
+            unwind: options.unwind,
+            rows: room(rows),
+            blocks: room(blocks),
+            hash_ignore: options.hash_ignore,
+            oracle: match probes {
+                Probes::Oracle { bytes, .. } => bytes,
+                Probes::Recording | Probes::Empty => 0,
+            },
+        };
+        let mut tracer = Tracer::load(&settings)?;
+        unwinding.hand_over(&mut tracer, &modules)?;
+        let points = attach_points(&discovery);
+        match probes {
+            Probes::Recording => tracer.attach_allocator(&points, pid)?,
+            Probes::Empty => tracer.attach_empty(&points, pid)?,
+            Probes::Oracle { every, .. } => tracer.attach_oracle(&points, every, pid)?,
+        }
+        tracer.attach_process_events()?;
+        let mut breakpoints = points;
+        if let Some(hook) = discovery.loader
+            && let Some(module) = discovery.modules.get(hook.module)
+        {
+            let state = hook.state.and_then(|state| run_time_address(&modules, module, state));
+            breakpoints.push(tracer.attach_loader_hook(module.path(), hook.offset, state, pid)?);
+        }
+        let sweep = tracer.sweep(&breakpoints, pid)?;
+        let stream = tracer.take_events()?.context("the message stream was taken before")?;
+        // SAFETY: the stream owns its descriptor and moves into the AsyncFd, which closes it after deregistering.
+        let events = unsafe { AsyncFd::register_with_interest(stream, Interest::READABLE) }
+            .context("messages from the kernel side can't be waited for")?;
         Ok(Self {
             rss: process.rss().ok().map(|rss| (rss, rss)),
             process,
             discovery,
             tracer,
             modules,
+            unwinding,
             events,
+            unwind: options.unwind,
             growth: Growth::default(),
             started: None,
             last_refresh: Instant::now(),
             refresh_wanted: false,
-            sweeper: Sweeper { sweep, due: None, running: None, forks: 0 },
+            sweeper: Sweeper::new(sweep),
         })
     }
 
@@ -160,10 +216,34 @@ impl Session {
         format!("{} functions of {} probed", self.discovery.sites.len(), modules.join(", "))
     }
 
+    /// Mappings of code seen so far. Their paths can be used for as long as `self` lives.
+    pub fn mappings(&self) -> &[crate::profile::Mapping] {
+        self.modules.mappings()
+    }
+
+    /// The loaded programs and their tables.
+    pub fn tracer(&mut self) -> &mut Tracer {
+        &mut self.tracer
+    }
+
     /// Reads the memory map again now.
     pub fn refresh_modules(&mut self) {
+        if let Err(error) = self.try_refresh_modules() {
+            tracing::warn!("stacks through code mapped just now will be cut: {error}");
+        }
+    }
+
+    fn try_refresh_modules(&mut self) -> Result<(), kernel::KernelError> {
+        let events = self.tracer.loader_events()?;
         // A target that has just exited has no map any more: what was seen before stays.
-        let _ = self.modules.refresh(&self.process);
+        let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
+        if changed {
+            if self.unwind != Unwind::FramePointers {
+                self.unwinding.prepare(&self.modules);
+            }
+            self.unwinding.hand_over(&mut self.tracer, &self.modules)?;
+        }
+        self.tracer.set_loader_seen(events)
     }
 
     /// Begins to record.
@@ -271,8 +351,7 @@ impl Session {
 
     fn refresh(&mut self) {
         if self.refresh_wanted && self.last_refresh.elapsed() >= REFRESH_PAUSE {
-            // A target that has just exited has no map any more: what was seen before stays.
-            let _ = self.modules.refresh(&self.process);
+            self.refresh_modules();
             self.refresh_wanted = false;
             self.last_refresh = Instant::now();
         }
@@ -375,41 +454,17 @@ impl Session {
     }
 }
 
-/// Sweeps breakpoints out of forked children, one sweep at a time and not too often.
-struct Sweeper {
-    sweep: Option<Sweep>,
-    due: Option<Instant>,
-    running: Option<std::thread::JoinHandle<Sweep>>,
-    forks: u64,
+/// Where a virtual address of a module's file is in the target.
+fn run_time_address(modules: &Modules, module: &Module, address: u64) -> Option<u64> {
+    modules.code().find(|code| code.mapping.file == module.key()).and_then(|code| {
+        let code_address = module.code_address(code.mapping)?;
+        Some(code.mapping.start.wrapping_sub(code_address).wrapping_add(address))
+    })
 }
 
-impl Sweeper {
-    fn forked(&mut self) {
-        self.forks += 1;
-        if self.due.is_none() && (self.sweep.is_some() || self.running.is_some()) {
-            self.due = Some(Instant::now() + if self.forks == 1 { Duration::ZERO } else { SWEEP_PAUSE });
-        }
-    }
-
-    fn step(&mut self) {
-        if let Some(thread) = self.running.take_if(|thread| thread.is_finished()) {
-            self.sweep = thread.join().ok();
-        }
-        if self.due.is_some_and(|due| due <= Instant::now()) {
-            match self.sweep.take() {
-                Some(sweep) => {
-                    self.due = None;
-                    self.running = Some(std::thread::spawn(move || {
-                        if let Err(error) = sweep.run() {
-                            tracing::warn!("breakpoints may stay in forked children until the trace ends: {error}");
-                        }
-                        sweep
-                    }));
-                }
-                None => self.due = Some(Instant::now() + SWEEP_PAUSE),
-            }
-        }
-    }
+/// Room to reserve for `used` entries and those to come.
+fn room(used: u64) -> u32 {
+    (used + used / 2 + SPARE_ROWS).min(MAX_ROWS.max(used)) as u32
 }
 
 fn refuse_hazards(process: &Process) -> anyhow::Result<()> {

@@ -11,6 +11,9 @@ use crate::{
 /// Most mappings kept: a target that maps code for ever must not make memtrace grow for ever.
 const MAX_MAPPINGS: usize = 65_536;
 
+/// How often the memory map is read when it changes meanwhile.
+const ATTEMPTS: u32 = 4;
+
 /// Code mappings seen so far.
 #[derive(Debug, Default)]
 pub struct Modules {
@@ -18,22 +21,50 @@ pub struct Modules {
     seen: Vec<profile::Mapping>,
     /// Files by identity; `None` for those that could not be opened.
     files: HashMap<FileKey, Option<Module>>,
+    /// Their identities in the order in which they were opened.
+    opened: Vec<FileKey>,
+    /// Those in force when the map was last read.
+    current: Vec<Mapping>,
+}
+
+/// A mapping of code that is in force.
+#[derive(Clone, Copy, Debug)]
+pub struct Code<'a> {
+    /// As the memory map shows it.
+    pub mapping: &'a Mapping,
+    /// The file behind it, if there is one that could be opened.
+    pub module: Option<&'a Module>,
 }
 
 impl Modules {
-    /// Reads the memory map and adds what is new. Returns whether there was anything new.
+    /// Reads the memory map and adds what is new. Returns whether the mappings of code are others than before: one that
+    /// was seen earlier can come back, and one can go.
     ///
     /// # Errors
     /// The map can't be read: the process has exited, for example.
     pub fn refresh(&mut self, process: &Process) -> Result<bool, TargetError> {
-        let mappings = mappings::read(process)?;
-        Ok(self.add(process, &mappings))
+        let before = self.current.clone();
+        for _ in 0..ATTEMPTS {
+            let mappings = mappings::read(process)?;
+            let (seen, opened) = (self.seen.len(), self.opened.len());
+            self.add(process, &mappings);
+            if self.opened.len() == opened || executable(&mappings::read(process)?).eq(executable(&mappings)) {
+                break;
+            }
+            // Another file may have taken a mapping's place before it was opened by the mapping's address.
+            self.seen.truncate(seen);
+            for key in self.opened.drain(opened..) {
+                self.files.remove(&key);
+            }
+            self.current.retain(|mapping| !mapping.has_file() || self.files.contains_key(&mapping.file));
+        }
+        Ok(self.current != before)
     }
 
-    /// Adds what is new in `mappings`. Returns whether there was anything new.
-    pub fn add(&mut self, process: &Process, mappings: &[Mapping]) -> bool {
-        let before = self.seen.len();
-        for mapping in mappings.iter().filter(|mapping| mapping.executable) {
+    /// Adds what is new in `mappings`.
+    fn add(&mut self, process: &Process, mappings: &[Mapping]) {
+        self.current = executable(mappings).cloned().collect();
+        for mapping in executable(mappings) {
             let name = mapping.name.to_string_lossy();
             let known = self.seen.iter().rev().any(|seen| {
                 (seen.start, seen.end, seen.offset) == (mapping.start, mapping.end, mapping.offset) && seen.name == name
@@ -42,11 +73,11 @@ impl Modules {
                 continue;
             }
             let open = if mapping.has_file() {
-                self.files
-                    .entry(mapping.file)
-                    .or_insert_with(|| Module::open(process, mapping).ok())
-                    .as_ref()
-                    .map(Module::path)
+                let file = self.files.entry(mapping.file).or_insert_with(|| {
+                    self.opened.push(mapping.file);
+                    Module::open(process, mapping).ok()
+                });
+                file.as_ref().map(Module::path)
             } else {
                 None
             };
@@ -58,7 +89,16 @@ impl Modules {
                 open,
             });
         }
-        self.seen.len() > before
+    }
+
+    /// The mappings of code in force when the map was last read, by address.
+    pub fn code(&self) -> impl Iterator<Item = Code<'_>> {
+        self.current.iter().map(|mapping| Code { mapping, module: self.module(mapping.file) })
+    }
+
+    /// The file behind mappings with this identity.
+    pub fn module(&self, key: FileKey) -> Option<&Module> {
+        self.files.get(&key)?.as_ref()
     }
 
     /// Whether `address` lies in code seen so far.
@@ -70,4 +110,8 @@ impl Modules {
     pub fn mappings(&self) -> &[profile::Mapping] {
         &self.seen
     }
+}
+
+fn executable(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
+    mappings.iter().filter(|mapping| mapping.executable)
 }

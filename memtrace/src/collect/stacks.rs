@@ -109,7 +109,9 @@ pub fn assemble(
 }
 
 fn frames(record: &StackRecord) -> Vec<u64> {
-    record.frames.iter().take(usize::from(record.len)).copied().collect()
+    let mut frames: Vec<u64> = record.frames.iter().take(usize::from(record.len)).copied().collect();
+    frames.reverse();
+    frames
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -161,7 +163,7 @@ mod tests {
         assert!(imbalances.is_empty(), "{imbalances:?}");
         assert_eq!(stacks.len(), 1);
         assert_eq!(stacks[0].function, Some(3));
-        assert_eq!(stacks[0].frames, vec![8, 9]);
+        assert_eq!(stacks[0].frames, vec![9, 8], "innermost first");
         assert_eq!(stacks[0].end, StackEnd::Depth);
         assert_eq!(stacks[0].unfreed, Amount { bytes: 12, count: 2 });
         assert_eq!(stacks[0].oldest, Some(Duration::from_secs(11)));

@@ -2,7 +2,9 @@
 //!
 //! - `multi`: links over many sites at once;
 //! - `object`: the embedded eBPF object file;
+//! - `btf`: where members of the kernel's structures are;
 //! - [`budget`]: memory budget to table sizes;
+//! - [`code`]: unwind tables and code mappings;
 //! - [`tracer`]: loads the programs, holds the maps and the links;
 //! - [`source`]: event sources, one module each;
 //! - `table`: reads whole tables out of the kernel;
@@ -10,7 +12,9 @@
 //! - [`feature`]: checks of all that memtrace needs of the kernel, for `memtrace doctor`;
 //! - [`release`]: the running kernel's version.
 
+mod btf;
 pub mod budget;
+pub mod code;
 pub mod feature;
 pub mod hazard;
 mod multi;

@@ -42,6 +42,13 @@ pub enum Place {
     Return,
 }
 
+/// What the verifier logs (`BPF_LOG_*` in include/linux/bpf_verifier.h).
+#[derive(Clone, Copy)]
+enum Log {
+    Decisions = 1,
+    Statistics = 4,
+}
+
 /// The object file, relocated against the maps of a loaded [`Ebpf`], ready to load programs from.
 pub struct MultiLoader {
     object: Object,
@@ -87,13 +94,18 @@ impl MultiLoader {
             .functions
             .get(&program.function_key())
             .ok_or_else(|| invalid(format!("program {name} has no code")))?;
-        let func_info = function.func_info.func_info_bytes();
-        let line_info = function.line_info.line_info_bytes();
         let mut log = vec![0u8; 1 << 16];
-        let result = self.load_function(name, program, function, &func_info, &line_info, &mut []);
-        let Err(error) = result else { return result };
+        let result = self.load_function(name, program, function, Log::Statistics, &mut log);
+        let error = match result {
+            Ok(fd) => {
+                let text = String::from_utf8_lossy(&log);
+                tracing::debug!("program {name}: {}", text.trim_end_matches('\0').replace('\n', "; "));
+                return Ok(fd);
+            }
+            Err(error) => error,
+        };
         // Only a failure is worth the verifier's log.
-        self.load_function(name, program, function, &func_info, &line_info, &mut log).map_err(|_| {
+        self.load_function(name, program, function, Log::Decisions, &mut log).map_err(|_| {
             let text = String::from_utf8_lossy(&log);
             let text = text.trim_end_matches('\0').trim_end();
             let tail: Vec<&str> = text.lines().rev().take(8).collect();
@@ -107,10 +119,11 @@ impl MultiLoader {
         name: &str,
         program: &aya_obj::Program,
         function: &aya_obj::Function,
-        func_info: &[u8],
-        line_info: &[u8],
+        level: Log,
         log: &mut [u8],
     ) -> io::Result<OwnedFd> {
+        let func_info = function.func_info.func_info_bytes();
+        let line_info = function.line_info.line_info_bytes();
         // SAFETY: a block of integers, for which zero is a value.
         let mut attr = unsafe { std::mem::zeroed::<bpf_attr>() };
         // SAFETY: the member for BPF_PROG_LOAD; every member is plain integers.
@@ -136,11 +149,9 @@ impl MultiLoader {
                 load.line_info_rec_size = count(function.line_info_rec_size)?;
             }
         }
-        if !log.is_empty() {
-            load.log_level = 1;
-            load.log_buf = log.as_mut_ptr() as u64;
-            load.log_size = count(log.len())?;
-        }
+        load.log_level = level as u32;
+        load.log_buf = log.as_mut_ptr() as u64;
+        load.log_size = count(log.len())?;
         bpf(bpf_cmd::BPF_PROG_LOAD, &raw mut attr as *mut u8, size_of::<bpf_attr>())
     }
 }

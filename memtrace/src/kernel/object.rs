@@ -24,8 +24,12 @@ pub mod program {
     /// Another program is executed.
     pub const PROCESS_EXEC: &str = "process_exec";
 
+    /// Hands walks over to the unwinder's test.
+    pub const ORACLE_ENTRY: &str = "oracle_entry";
+
     /// Every program for uprobes.
-    pub const UPROBES: [&str; 6] = [ALLOC_ENTRY, ALLOC_RETURN, FREE_ENTRY, LOADER_CHANGED, EMPTY_ENTRY, EMPTY_RETURN];
+    pub const UPROBES: [&str; 7] =
+        [ALLOC_ENTRY, ALLOC_RETURN, FREE_ENTRY, LOADER_CHANGED, EMPTY_ENTRY, EMPTY_RETURN, ORACLE_ENTRY];
     /// Every program for raw tracepoints.
     pub const RAW_TRACEPOINTS: [&str; 3] = [THREAD_EXIT, NEW_TASK, PROCESS_EXEC];
 }

@@ -18,17 +18,22 @@ use memtrace_common::{
     event::{Counter, Event},
     loss::{Loss, LossCount},
     maps,
-    settings::{Control, Run, globals},
+    settings::{Control, Run, Unwind, globals},
     stack::{StackRecord, Totals},
 };
 
 use super::{
+    btf,
     budget::Budget,
+    code::CodeTables,
     multi::{self, MultiLoader},
     object::{OBJECT, program},
     release::Release,
     table,
 };
+
+/// Smallest ring buffer, bytes.
+const PAGE: u32 = 4096;
 
 /// Why the kernel side could not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -96,8 +101,23 @@ pub struct Settings {
     pub tgid: Option<u32>,
     /// Table sizes.
     pub budget: Budget,
+    /// How stacks are walked.
+    pub unwind: Unwind,
+    /// Room for unwind rows, over all modules.
+    pub rows: u32,
+    /// Room for index entries of unwind tables, over all modules.
+    pub blocks: u32,
     /// Bits of the stack hash to clear: 0, except in tests of collisions.
     pub hash_ignore: u64,
+    /// Bytes of the ring buffer for [`super::source::oracle`], a power of two; 0, except in the unwinder's test.
+    pub oracle: u32,
+}
+
+impl Settings {
+    /// For every process that the probes reach, with stacks by frame pointers.
+    pub fn plain(budget: Budget) -> Self {
+        Self { tgid: None, budget, unwind: Unwind::FramePointers, rows: 0, blocks: 0, hash_ignore: 0, oracle: 0 }
+    }
 }
 
 /// The loaded programs with their maps and links. Dropping it detaches everything.
@@ -108,6 +128,7 @@ pub struct Tracer {
     /// Loads programs for links over many sites; `None` where the kernel has no such links.
     pub(super) multi: Option<MultiLoader>,
     multi_programs: HashMap<&'static str, OwnedFd>,
+    pub(super) code: CodeTables,
 }
 
 /// A link held apart from its program, so that all of them can be closed at a time.
@@ -143,7 +164,12 @@ impl Tracer {
         let budget = settings.budget;
         let tgid = settings.tgid.unwrap_or(0);
         let log_level: u8 = if tracing::enabled!(tracing::Level::DEBUG) { 4 } else { 0 };
-        let mut ebpf = EbpfLoader::new()
+        let constants = btf::constants(&btf::return_instances().unwrap_or_default());
+        let mut loader = EbpfLoader::new();
+        for (name, value) in &constants {
+            loader.override_global(name, value, true);
+        }
+        let mut ebpf = loader
             .override_global(globals::TARGET_TGID, &tgid, true)
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
@@ -153,6 +179,9 @@ impl Tracer {
             .map_max_entries(maps::STACK_IDS, budget.stacks)
             .map_max_entries(maps::STACKS, budget.stacks)
             .map_max_entries(maps::TOTALS, budget.stacks)
+            .map_max_entries(maps::ROWS, settings.rows.max(1))
+            .map_max_entries(maps::ROW_INDEX, settings.blocks.max(1))
+            .map_max_entries(maps::ORACLE, settings.oracle.max(PAGE))
             .load(OBJECT)
             .map_err(KernelError::Load)?;
         let multi = if multi::supported(Release::running()) {
@@ -164,8 +193,17 @@ impl Tracer {
         if log_level > 0 {
             forward_log(&mut ebpf);
         }
-        let mut tracer = Self { ebpf, budget, links: Vec::new(), multi, multi_programs: HashMap::new() };
-        tracer.write_control(Control { run: Run::Stopped as u32, zero: 0, next_stack: 1 })?;
+        let mut tracer = Self {
+            ebpf,
+            budget,
+            links: Vec::new(),
+            multi,
+            multi_programs: HashMap::new(),
+            code: CodeTables::default(),
+        };
+        tracer.write_control(Control::Run, Run::Stopped as u64)?;
+        tracer.write_control(Control::Unwind, settings.unwind as u64)?;
+        tracer.write_control(Control::NextStack, 1)?;
         Ok(tracer)
     }
 
@@ -219,24 +257,47 @@ impl Tracer {
     }
 
     fn set_run(&mut self, run: Run) -> Result<(), KernelError> {
-        let control = self.control()?;
-        self.write_control(Control { run: run as u32, ..control })
+        self.write_control(Control::Run, run as u64)
     }
 
-    fn write_control(&mut self, control: Control) -> Result<(), KernelError> {
+    pub(super) fn write_control(&mut self, entry: Control, value: u64) -> Result<(), KernelError> {
         let name = maps::CONTROL;
-        let map = self.ebpf.map_mut(name).ok_or(KernelError::Missing(name))?;
+        let map = self.map_mut(name)?;
         Array::try_from(map)
-            .and_then(|mut array: Array<&mut MapData, Control>| array.set(0, control, 0))
+            .and_then(|mut array: Array<&mut MapData, u64>| array.set(entry as u32, value, 0))
             .map_err(|source| KernelError::Map { name, source })
     }
 
-    fn control(&self) -> Result<Control, KernelError> {
+    fn control(&self, entry: Control) -> Result<u64, KernelError> {
         let name = maps::CONTROL;
-        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let map = self.map(name)?;
         Array::try_from(map)
-            .and_then(|array: Array<&MapData, Control>| array.get(&0, 0))
+            .and_then(|array: Array<&MapData, u64>| array.get(&(entry as u32), 0))
             .map_err(|source| KernelError::Map { name, source })
+    }
+
+    pub(super) fn map(&self, name: &'static str) -> Result<&Map, KernelError> {
+        self.ebpf.map(name).ok_or(KernelError::Missing(name))
+    }
+
+    pub(super) fn map_mut(&mut self, name: &'static str) -> Result<&mut Map, KernelError> {
+        self.ebpf.map_mut(name).ok_or(KernelError::Missing(name))
+    }
+
+    /// How often the target's loader has reported changes so far: to be read before the target's mappings.
+    ///
+    /// # Errors
+    /// The control map can't be read.
+    pub fn loader_events(&self) -> Result<u64, KernelError> {
+        self.control(Control::LoaderEvents)
+    }
+
+    /// Says that the code mappings in force were read after `events` reports of the loader.
+    ///
+    /// # Errors
+    /// The control map can't be written.
+    pub fn set_loader_seen(&mut self, events: u64) -> Result<(), KernelError> {
+        self.write_control(Control::LoaderSeen, events)
     }
 
     /// How many stack numbers are in use, number 0 included.
@@ -244,7 +305,7 @@ impl Tracer {
     /// # Errors
     /// The control map can't be read.
     pub fn stack_count(&self) -> Result<u32, KernelError> {
-        let next = self.control()?.next_stack.min(u64::from(self.budget.stacks));
+        let next = self.control(Control::NextStack)?.min(u64::from(self.budget.stacks));
         Ok(u32::try_from(next).unwrap_or(u32::MAX))
     }
 
@@ -266,7 +327,7 @@ impl Tracer {
         self.for_each(maps::STACK_IDS, |_: &u64, number: &u32| numbers.push(*number))?;
         numbers.sort_unstable();
         let name = maps::STACKS;
-        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let map = self.map(name)?;
         let array: Array<&MapData, StackRecord> =
             Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
         for number in numbers {
@@ -282,7 +343,7 @@ impl Tracer {
     /// The table can't be read.
     pub fn stack(&self, number: u32) -> Result<StackRecord, KernelError> {
         let name = maps::STACKS;
-        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let map = self.map(name)?;
         Array::try_from(map)
             .and_then(|array: Array<&MapData, StackRecord>| array.get(&number, 0))
             .map_err(|source| KernelError::Map { name, source })
@@ -294,7 +355,7 @@ impl Tracer {
     /// The table can't be read.
     pub fn totals(&self, count: u32) -> Result<Vec<Totals>, KernelError> {
         let name = maps::TOTALS;
-        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let map = self.map(name)?;
         let array: Array<&MapData, Totals> =
             Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
         (0..count).map(|number| array.get(&number, 0).map_err(|source| KernelError::Map { name, source })).collect()
@@ -306,7 +367,7 @@ impl Tracer {
     /// The table can't be read.
     pub fn losses(&self) -> Result<Vec<(Loss, LossCount)>, KernelError> {
         let name = maps::LOSSES;
-        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let map = self.map(name)?;
         let array: Array<&MapData, LossCount> =
             Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
         let mut losses = Vec::new();
@@ -325,11 +386,15 @@ impl Tracer {
     /// The table can't be read.
     pub fn counter(&self, counter: Counter) -> Result<u64, KernelError> {
         let name = maps::COUNTERS;
-        let map = self.ebpf.map(name).ok_or(KernelError::Missing(name))?;
+        let map = self.map(name)?;
         let array: PerCpuArray<&MapData, u64> =
             PerCpuArray::try_from(map).map_err(|source| KernelError::Map { name, source })?;
         let values = array.get(&(counter as u32), 0).map_err(|source| KernelError::Map { name, source })?;
         Ok(values.iter().sum())
+    }
+
+    pub(super) fn take_map(&mut self, name: &'static str) -> Option<Map> {
+        self.ebpf.take_map(name)
     }
 
     /// Takes the stream of messages; `None` if it was taken before.
@@ -348,7 +413,7 @@ impl Tracer {
         name: &'static str,
         each: impl FnMut(&K, &V),
     ) -> Result<(), KernelError> {
-        let data = match self.ebpf.map(name).ok_or(KernelError::Missing(name))? {
+        let data = match self.map(name)? {
             Map::HashMap(data) | Map::Array(data) => data,
             _ => return Err(KernelError::Missing(name)),
         };

@@ -233,6 +233,11 @@ impl Outputs {
         Ok(Self { outputs })
     }
 
+    /// Whether an output on standard output tells what was traced and lost: the text table does.
+    pub fn shows_coverage(&self) -> bool {
+        self.outputs.iter().any(|(planned, _)| planned.target == Target::Stdout && planned.format == Format::Text)
+    }
+
     /// Writes every output, also after one has failed. [`ViewOptions::which`] is ignored: the plan tells the views.
     /// Colours are for standard output only.
     pub fn write(self, profile: &NamedProfile, options: &ViewOptions) -> Vec<Written> {

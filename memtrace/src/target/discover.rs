@@ -56,6 +56,9 @@ pub struct LoaderHook {
     pub module: usize,
     /// File offset of its first instruction.
     pub offset: u64,
+    /// Virtual address, as the file numbers it, of the variable that says what is changing: `r_state` of `_r_debug`, in
+    /// `struct r_debug` of glibc's link.h.
+    pub state: Option<u64>,
 }
 
 /// Something that limits what a trace will see. Printed as one sentence.
@@ -211,7 +214,9 @@ fn look_into(discovery: &mut Discovery, executable: bool, others: &mut Others) -
             && let Some(hook) = dynamic.function("_dl_debug_state")
             && let Some(offset) = module.file_offset(hook.address)
         {
-            discovery.loader = Some(LoaderHook { module: index, offset });
+            const STATE: u64 = 24;
+            let state = dynamic.variable("_r_debug").and_then(|debug| debug.checked_add(STATE));
+            discovery.loader = Some(LoaderHook { module: index, offset, state });
         }
         // Loaders of glibc before 2.32 export a malloc, for themselves.
         return Ok(());

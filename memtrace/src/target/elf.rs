@@ -241,6 +241,15 @@ impl<'a> Dynamic<'a> {
         self.functions().find(|symbol| symbol.name == name.as_bytes())
     }
 
+    /// Address of the variable of that name.
+    pub fn variable(&self, name: &str) -> Option<u64> {
+        self.symbols
+            .iter()
+            .filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF && symbol.st_type() == elf::STT_OBJECT)
+            .find(|symbol| self.string(symbol.st_name(LE).into()) == Some(name.as_bytes()))
+            .map(|symbol| symbol.st_value(LE))
+    }
+
     /// The string at an offset; `None` if there is none, or a very long one. Bounded, since strings of a hostile
     /// file may overlap.
     fn string(&self, offset: u64) -> Option<&'a [u8]> {

@@ -117,6 +117,19 @@ impl Module {
         self.segments().iter().find_map(|segment| segment.address_of(offset))
     }
 
+    /// Virtual address of the first byte of a mapping of code, as the file's symbols number it.
+    ///
+    /// A mapping begins at a page of the file, the segment that it was made for often further into that page; the bytes
+    /// before are another segment's, which is mapped elsewhere.
+    pub fn code_address(&self, mapping: &Mapping) -> Option<u64> {
+        let length = mapping.end - mapping.start;
+        let segment = self.segments().iter().filter(|segment| segment.executable).find(|segment| {
+            segment.offset < mapping.offset.saturating_add(length)
+                && mapping.offset < segment.offset.saturating_add(segment.size)
+        })?;
+        Some(segment.address.wrapping_add(mapping.offset.wrapping_sub(segment.offset)))
+    }
+
     /// The code at a virtual address: its file offset, and at most `size` bytes, fewer if the segment ends before.
     /// `None` if no code is there.
     ///

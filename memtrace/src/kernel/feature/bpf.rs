@@ -24,11 +24,11 @@ impl Helper {
     }
 }
 
-/// Name of the check of `bpf_get_attach_cookie`.
-pub const COOKIE: &str = "helper bpf_get_attach_cookie";
+/// Name of the check of `bpf_loop`.
+pub const LOOP: &str = "helper bpf_loop";
 
 /// Every helper that the embedded programs call (a test compares).
-const HELPERS: [Helper; 10] = [
+const HELPERS: [Helper; 13] = [
     Helper::new("helper bpf_map_lookup_elem", BpfHelper::BPF_FUNC_map_lookup_elem, true, true),
     Helper::new("helper bpf_map_update_elem", BpfHelper::BPF_FUNC_map_update_elem, true, false),
     Helper::new("helper bpf_map_delete_elem", BpfHelper::BPF_FUNC_map_delete_elem, true, true),
@@ -37,8 +37,11 @@ const HELPERS: [Helper; 10] = [
     Helper::new("helper bpf_probe_read_user", BpfHelper::BPF_FUNC_probe_read_user, true, false),
     Helper::new("helper bpf_ringbuf_reserve", BpfHelper::BPF_FUNC_ringbuf_reserve, true, true),
     Helper::new("helper bpf_ringbuf_submit", BpfHelper::BPF_FUNC_ringbuf_submit, true, true),
-    Helper::new("helper bpf_ringbuf_discard", BpfHelper::BPF_FUNC_ringbuf_discard, true, false),
-    Helper::new(COOKIE, BpfHelper::BPF_FUNC_get_attach_cookie, true, false),
+    Helper::new("helper bpf_ringbuf_discard", BpfHelper::BPF_FUNC_ringbuf_discard, true, true),
+    Helper::new("helper bpf_probe_read_kernel", BpfHelper::BPF_FUNC_probe_read_kernel, true, false),
+    Helper::new("helper bpf_get_current_task", BpfHelper::BPF_FUNC_get_current_task, true, false),
+    Helper::new(LOOP, BpfHelper::BPF_FUNC_loop, true, false),
+    Helper::new("helper bpf_get_attach_cookie", BpfHelper::BPF_FUNC_get_attach_cookie, true, false),
 ];
 
 /// The kernel's name for uprobe programs is that of kprobe programs.
@@ -93,7 +96,7 @@ fn all_there(name: &'static str, privileges: &Privileges, found: &[(&str, io::Re
         absent => Check::missing(
             name,
             format!("not there: {absent}"),
-            "use Linux 5.15 or newer, built with CONFIG_BPF_SYSCALL, CONFIG_BPF_EVENTS and CONFIG_UPROBE_EVENTS",
+            "use Linux 5.17 or newer, built with CONFIG_BPF_SYSCALL, CONFIG_BPF_EVENTS and CONFIG_UPROBE_EVENTS",
         ),
     }
 }

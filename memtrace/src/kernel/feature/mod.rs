@@ -106,10 +106,10 @@ pub fn checks(mebibytes: u32) -> Vec<Check> {
     let release = Release::running();
     let privileges = Privileges::gather();
     let helpers = bpf::helpers(&privileges);
-    let cookie = helpers.iter().any(|check| check.name == bpf::COOKIE && check.state == State::Ok);
+    let bpf_loop = helpers.iter().any(|check| check.name == bpf::LOOP && check.state == State::Ok);
     let mut checks = vec![
         system::architecture(&system::machine()),
-        system::release(release, cookie),
+        system::release(release, bpf_loop),
         privilege::check(&privileges, &privilege::own_path()),
         privilege::mapped_files(&privilege::open_mapped_file()),
         privilege::pid_namespace(kernel::in_initial_pid_namespace()),

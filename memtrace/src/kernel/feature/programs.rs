@@ -86,7 +86,7 @@ enum Failure {
 
 /// Loads the programs and puts probes into this process.
 pub fn checks(release: Option<Release>, privileges: &Privileges) -> Vec<Check> {
-    let settings = Settings { tgid: None, budget: Budget::from_mebibytes(budget::MIN_MIB), hash_ignore: 0 };
+    let settings = Settings::plain(Budget::from_mebibytes(budget::MIN_MIB));
     let loaded = Tracer::load(&settings).and_then(|mut tracer| {
         let count = tracer.load_all_programs()?;
         Ok((tracer, count))
@@ -116,7 +116,7 @@ pub fn checks(release: Option<Release>, privileges: &Privileges) -> Vec<Check> {
 
 fn failed(name: &'static str, privileges: &Privileges, error: &Failure) -> Check {
     if privileges.lacking().is_empty() {
-        Check::missing(name, error.to_string(), "use Linux 5.15 or newer; if it is, please report this as a bug")
+        Check::missing(name, error.to_string(), "use Linux 5.17 or newer; if it is, please report this as a bug")
     } else {
         Check::unchecked(name)
     }

@@ -9,13 +9,14 @@ use crate::kernel::{multi, release::Release};
 ///
 /// | since | what |
 /// | --- | --- |
+/// | 5.17 | `bpf_loop` |
 /// | 5.15 | `bpf_get_attach_cookie` in uprobe programs |
 /// | 5.12 | atomic operations that return a value |
 /// | 5.8 | ring buffers, CAP_BPF, CAP_PERFMON |
 /// | 5.6 | reading maps in batches |
 /// | 5.5 | `bpf_probe_read_user` |
 /// | 5.3 | loops, `pidfd_open` |
-const MINIMUM: Release = Release::new(5, 15);
+const MINIMUM: Release = Release::new(5, 17);
 
 /// `uname -m`.
 pub fn machine() -> String {
@@ -39,18 +40,16 @@ pub fn architecture(machine: &str) -> Check {
     }
 }
 
-/// Checks the kernel's version. `cookie` tells whether `bpf_get_attach_cookie` was found: distributors bring features to
+/// Checks the kernel's version. `bpf_loop` tells whether that helper was found: distributors bring features to
 /// kernels with older numbers.
-pub fn release(release: Option<Release>, cookie: bool) -> Check {
+pub fn release(release: Option<Release>, bpf_loop: bool) -> Check {
     const NAME: &str = "kernel";
     match release {
         Some(release) if release >= MINIMUM => Check::ok(NAME, format!("Linux {release}")),
-        Some(release) if cookie => Check::ok(NAME, format!("Linux {release}, with the features of a newer one")),
-        Some(release) => Check::missing(
-            NAME,
-            format!("Linux {release} is too old (no bpf_get_attach_cookie)"),
-            "use Linux 5.15 or newer",
-        ),
+        Some(release) if bpf_loop => Check::ok(NAME, format!("Linux {release}, with the features of a newer one")),
+        Some(release) => {
+            Check::missing(NAME, format!("Linux {release} is too old (no bpf_loop)"), "use Linux 5.17 or newer")
+        }
         None => Check::missing(NAME, "/proc/sys/kernel/osrelease can't be read", "mount -t proc proc /proc"),
     }
 }
@@ -195,8 +194,8 @@ mod tests {
 
     #[test]
     fn releases() {
-        let state = |major, minor, cookie| release(Some(Release::new(major, minor)), cookie).state;
-        assert_eq!(state(5, 15, true), State::Ok);
+        let state = |major, minor, bpf_loop| release(Some(Release::new(major, minor)), bpf_loop).state;
+        assert_eq!(state(5, 17, true), State::Ok);
         assert_eq!(state(6, 18, false), State::Ok);
         assert_eq!(state(5, 14, true), State::Ok);
         assert_eq!(state(5, 10, false), State::Missing);

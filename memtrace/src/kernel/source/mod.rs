@@ -1,4 +1,5 @@
 //! Event sources: what calls the kernel side's handlers.
 
+pub mod oracle;
 pub mod process;
 pub mod uprobe;

@@ -72,7 +72,7 @@ impl Tracer {
     }
 
     /// Attaches one program to `points`: with one link per file where the kernel has such links, else one by one.
-    fn attach_program<'a>(
+    pub(super) fn attach_program<'a>(
         &mut self,
         name: &'static str,
         points: impl Iterator<Item = &'a AttachPoint>,
@@ -101,16 +101,25 @@ impl Tracer {
         Ok(())
     }
 
-    /// Attaches the program that reports changes of the list of loaded libraries to the dynamic loader's hook.
+    /// Attaches the program that reports changes of the list of loaded libraries to the dynamic loader's hook, and returns
+    /// where it is. `state`: address in the target of the word that says what is changing.
     ///
     /// # Errors
     /// The kernel refuses the probe.
-    pub fn attach_loader_hook(&mut self, path: PathBuf, offset: u64, pid: NonZeroU32) -> Result<(), KernelError> {
-        let point = AttachPoint { role: Role::Free, path, offset, cookie: 0, name: "the dynamic loader's hook".into() };
-        self.attach_program(program::LOADER_CHANGED, iter::once(&point), Place::Entry, pid)
+    pub fn attach_loader_hook(
+        &mut self,
+        path: PathBuf,
+        offset: u64,
+        state: Option<u64>,
+        pid: NonZeroU32,
+    ) -> Result<AttachPoint, KernelError> {
+        let cookie = state.unwrap_or(0);
+        let point = AttachPoint { role: Role::Free, path, offset, cookie, name: "the dynamic loader's hook".into() };
+        self.attach_program(program::LOADER_CHANGED, iter::once(&point), Place::Entry, pid)?;
+        Ok(point)
     }
 
-    /// A sweep of `points`, to be run after the target has forked; `None` where the kernel needs none.
+    /// A sweep of `points`, all the places where there is a probe, to be run after the target has forked; `None` where the kernel needs none.
     ///
     /// A forked child has a copy of the breakpoints. Single probes take them out of it at its first trap, links over
     /// many sites leave them in (kernel/trace/bpf_trace.c), so that each of its calls would trap until the end of the

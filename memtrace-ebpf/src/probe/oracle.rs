@@ -1,0 +1,88 @@
+//! For the unwinder's test alone: walks at every allocating call, as the recording programs do, and hands the walk over
+//! together with the registers and the memory that it read. Loaded only when asked for.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{
+        bpf_get_current_pid_tgid,
+        generated::{bpf_get_attach_cookie, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_probe_read_user},
+    },
+    macros::uprobe,
+    programs::ProbeContext,
+};
+use memtrace_common::{
+    oracle::{CHUNK, CHUNKS, OracleControl, OracleSample},
+    site::Site,
+    stack::MAX_FRAMES,
+};
+
+use super::uprobe::Registers;
+use crate::{
+    alloc,
+    maps::{self, ORACLE},
+    unwind::{self, Start},
+};
+
+/// Entry of an allocating function.
+#[uprobe]
+pub fn oracle_entry(ctx: ProbeContext) -> u32 {
+    if !maps::running() {
+        return 0;
+    }
+    // SAFETY: the helper takes the program's context.
+    let site = Site::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
+    // SAFETY: the context of a uprobe program is the user registers.
+    let regs = unsafe { Registers::read(ctx.regs) };
+    let thread = bpf_get_current_pid_tgid();
+    let target = maps::target_tgid();
+    if target != 0 && (thread >> 32) as u32 != target {
+        return 0;
+    }
+    maps::count_oracle(OracleControl::Calls);
+    let sp = regs.sp.wrapping_add(u64::from(site.return_offset));
+    let (Some(state), Some(pc)) = (alloc::thread_state(thread), unwind::read_word(sp)) else {
+        maps::count_oracle(OracleControl::Unreadable);
+        return 0;
+    };
+    let start = Start { pc, sp: sp.wrapping_add(8), fp: regs.fp };
+    unwind::walk(state, &start);
+    let every = maps::oracle_every();
+    // SAFETY: a helper without arguments. Its last digits are as good as random numbers here.
+    if every > 1 && unsafe { bpf_ktime_get_ns() } % u64::from(every) != 0 {
+        return 0;
+    }
+    let Some(mut entry) = ORACLE.reserve::<OracleSample>(0) else {
+        maps::count_oracle(OracleControl::Dropped);
+        return 0;
+    };
+    let sample = entry.as_mut_ptr();
+    // SAFETY: the map value of this thread.
+    let state = unsafe { &*state };
+    // SAFETY: the entry is as large as a sample, and is written whole but for the chunks that it does not count.
+    unsafe {
+        (*sample).pc = start.pc;
+        (*sample).sp = start.sp;
+        (*sample).fp = start.fp;
+        (*sample).thread = thread;
+        (*sample).kept = state.chain.walk.joined;
+        (*sample).len = u32::from(state.record.len);
+        (*sample).end = u32::from(state.record.end);
+        bpf_probe_read_kernel(
+            (&raw mut (*sample).frames).cast(),
+            size_of::<[u64; MAX_FRAMES]>() as u32,
+            (&raw const state.record.frames).cast(),
+        );
+        let mut chunks = 0;
+        while chunks < CHUNKS {
+            let to = (&raw mut (*sample).stack).cast::<u8>().add(chunks * CHUNK);
+            let from = start.sp.wrapping_add((chunks * CHUNK) as u64);
+            if bpf_probe_read_user(to.cast(), CHUNK as u32, from as *const _) != 0 {
+                break;
+            }
+            chunks += 1;
+        }
+        (*sample).chunks = chunks as u32;
+    }
+    entry.submit(0);
+    0
+}
