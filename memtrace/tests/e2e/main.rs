@@ -1,0 +1,33 @@
+//! End-to-end tests: memtrace against programs whose allocations are known exactly.
+//!
+//! The programs are in `tests/fixtures`; each counts its own allocations, call by call, and prints them as JSON. The
+//! tests run as root on a kernel with uprobes, and say loudly what is missing otherwise. None of them relies on how
+//! fast anything is: they wait for lines and for states, with generous limits.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support {
+    pub mod build;
+    pub mod code;
+    pub mod compare;
+    pub mod cpp_library;
+    pub mod folded;
+    pub mod json;
+    pub mod memtrace;
+    pub mod process;
+    pub mod root;
+    pub mod start;
+    pub mod target;
+    pub mod trace;
+    pub mod truth;
+}
+
+mod bad_input;
+mod command;
+mod fixtures;
+mod harm;
+mod limits;
+mod outputs;
+mod places;
+mod rules;
+mod stacks;
+mod truth;

@@ -1,0 +1,76 @@
+//! A running memtrace.
+
+use std::{ffi::OsStr, process::Command};
+
+use super::process::{Ended, Process};
+
+/// What the line on standard error that tells that recording has begun starts with.
+const TRACING: &str = "tracing ";
+
+pub struct Memtrace {
+    process: Process,
+}
+
+/// `memtrace` with arguments.
+pub fn command<A: AsRef<OsStr>>(arguments: &[A]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    command.args(arguments);
+    command
+}
+
+/// Runs memtrace to its end with a closed input.
+pub fn run<A: AsRef<OsStr>>(arguments: &[A]) -> Ended {
+    Memtrace::start(arguments).end()
+}
+
+impl Memtrace {
+    pub fn start<A: AsRef<OsStr>>(arguments: &[A]) -> Self {
+        let mut process = Process::start(&mut command(arguments));
+        process.close_input();
+        Self { process }
+    }
+
+    /// Starts it and waits until it records. Panics with its words if it ends before that.
+    pub fn tracing<A: AsRef<OsStr>>(arguments: &[A]) -> Self {
+        let mut memtrace = Self::start(arguments);
+        memtrace.wait_until_tracing();
+        memtrace
+    }
+
+    pub fn wait_until_tracing(&mut self) {
+        self.process.wait_for_error_line(TRACING);
+    }
+
+    /// Whether it has said that it records.
+    pub fn has_traced(&mut self) -> bool {
+        self.process.error_so_far().lines().any(|line| line.starts_with(TRACING))
+    }
+
+    pub fn signal(&self, signal: libc::c_int) {
+        self.process.signal(signal);
+    }
+
+    /// Ends the trace as Ctrl-C does and waits for the report.
+    pub fn interrupt(self) -> Ended {
+        self.process.signal(libc::SIGINT);
+        self.process.end()
+    }
+
+    /// Waits for the end that it comes to by itself.
+    pub fn end(self) -> Ended {
+        self.process.end()
+    }
+}
+
+impl Ended {
+    /// Panics unless memtrace succeeded.
+    pub fn success(self) -> Self {
+        assert_eq!(self.code(), 0, "memtrace failed:\n{}", self.stderr);
+        self
+    }
+
+    /// Whether recording had begun.
+    pub fn traced(&self) -> bool {
+        self.stderr.lines().any(|line| line.starts_with(TRACING))
+    }
+}
