@@ -190,10 +190,10 @@ fn ask(workload: &mut Workload, seconds: f64) -> Result<Reading> {
     Ok(reading)
 }
 
-/// The `losses` of memtrace's JSON, as text; empty if there are none.
+/// The losses in the coverage of memtrace's JSON, as text; empty if there are none.
 fn losses(text: &str) -> Result<String> {
     let json: Value = serde_json::from_str(text)?;
-    match json.get("losses").context("no field \"losses\"")? {
+    match json.pointer("/coverage/losses").context("no field \"coverage.losses\"")? {
         Value::Array(list) if list.is_empty() => Ok(String::new()),
         losses => Ok(losses.to_string()),
     }
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn losses_of_a_result() {
-        assert_eq!(losses("{\"losses\":[]}").unwrap(), "");
-        assert_eq!(losses("{\"losses\":[{\"n\":1}]}").unwrap(), "[{\"n\":1}]");
+        assert_eq!(losses("{\"coverage\":{\"losses\":[]}}").unwrap(), "");
+        assert_eq!(losses("{\"coverage\":{\"losses\":[{\"n\":1}]}}").unwrap(), "[{\"n\":1}]");
         assert!(losses("{}").is_err());
         assert!(losses("").is_err());
     }
