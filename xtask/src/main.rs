@@ -1,7 +1,7 @@
 //! `cargo xtask …`: sets up, builds, tests and measures memtrace.
 //!
 //! One file per command; [`run`] starts child processes and names the one that failed; [`tracer`] and [`workload`]
-//! are what `demo` and `bench` share.
+//! are what `demo`, `bench` and `vm` share.
 
 mod bench;
 mod build;
@@ -14,6 +14,7 @@ mod run;
 mod setup;
 mod test;
 mod tracer;
+mod vm;
 mod workload;
 
 use std::process::ExitCode;
@@ -41,6 +42,11 @@ enum Command {
     Demo,
     /// Measure what tracing costs on this machine (needs root)
     Bench(bench::Options),
+    /// Boot another kernel in an emulated machine and check memtrace there
+    Vm(vm::Options),
+    /// The emulated machine's first process
+    #[command(name = vm::guest::COMMAND, hide = true)]
+    VmGuest(vm::guest::Options),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +57,8 @@ fn main() -> ExitCode {
         Command::Lint => lint::lint(),
         Command::Demo => demo::demo(),
         Command::Bench(options) => bench::bench(&options),
+        Command::Vm(options) => vm::vm(&options),
+        Command::VmGuest(options) => vm::guest::guest(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

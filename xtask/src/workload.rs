@@ -33,7 +33,8 @@ pub fn compile(directory: &Path, name: &str, source: &str, optimization: &str) -
 pub struct Workload {
     name: String,
     child: Child,
-    input: ChildStdin,
+    /// Closed when it is to end by itself.
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
@@ -51,7 +52,7 @@ impl Workload {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("no pipes to {name}");
         };
-        let mut workload = Self { name, child, input, output: BufReader::new(output) };
+        let mut workload = Self { name, child, input: Some(input), output: BufReader::new(output) };
         let answer = workload.answer()?;
         if answer != "ready" {
             bail!("{} answered {answer:?} in place of \"ready\"", workload.name);
@@ -66,8 +67,19 @@ impl Workload {
 
     /// Sends a line and waits for the answer.
     pub fn ask(&mut self, line: &str) -> Result<String> {
-        writeln!(self.input, "{line}").with_context(|| format!("writing to {}", self.name))?;
+        let input = self.input.as_mut().with_context(|| format!("{} has been told to end", self.name))?;
+        writeln!(input, "{line}").with_context(|| format!("writing to {}", self.name))?;
         self.answer()
+    }
+
+    /// Lets it end by itself, and fails unless it succeeds.
+    pub fn finish(mut self) -> Result<()> {
+        self.input = None;
+        let status = self.child.wait().with_context(|| format!("waiting for {}", self.name))?;
+        if !status.success() {
+            bail!("{} failed ({status})", self.name);
+        }
+        Ok(())
     }
 
     fn answer(&mut self) -> Result<String> {

@@ -55,6 +55,20 @@ pub fn setup() -> Result<()> {
     needs.install(&root)
 }
 
+/// Installs those of the packages of which a file is missing.
+pub fn packages(files: &[(&Path, &str)]) -> Result<()> {
+    let missing: Vec<String> =
+        files.iter().filter(|(file, _)| !file.exists()).map(|(_, package)| (*package).to_owned()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    apt::Apt::default().install(&missing)?;
+    match files.iter().find(|(file, _)| !file.exists()) {
+        Some((file, package)) => bail!("package {package} has no {}", file.display()),
+        None => Ok(()),
+    }
+}
+
 fn missing_programs() -> Vec<&'static Program> {
     PROGRAMS.iter().filter(|program| !run::on_path(program.name)).collect()
 }
