@@ -19,6 +19,17 @@ pub mod globals {
     pub const RETURN_ADDRESS: &str = "RETURN_ADDRESS";
     /// u32: [`super::ReturnInstances::next`].
     pub const RETURN_NEXT: &str = "RETURN_NEXT";
+    /// u32: 1 if [`super::calls`] were replaced by the kernel functions that they stand for; 0: they are never made.
+    pub const PREEMPT_GUARD: &str = "PREEMPT_GUARD";
+}
+
+/// Numbers of helpers that no kernel has. Calls of them stand for calls of kernel functions, whose numbers only the
+/// running kernel's type information tells; where they are not replaced, the verifier must not come by.
+pub mod calls {
+    /// `bpf_preempt_disable` (Linux 6.10).
+    pub const PREEMPT_DISABLE: i32 = 0x7eb0_0001;
+    /// `bpf_preempt_enable` (Linux 6.10).
+    pub const PREEMPT_ENABLE: i32 = 0x7eb0_0002;
 }
 
 /// Where the kernel keeps the return addresses that it has replaced for return probes: offsets in bytes.

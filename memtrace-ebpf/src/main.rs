@@ -9,6 +9,7 @@
 
 mod alloc;
 mod maps;
+mod preempt;
 mod probe;
 mod stack;
 mod unwind;

@@ -71,6 +71,8 @@ static RETURN_STACK: u32 = 0;
 static RETURN_ADDRESS: u32 = 0;
 #[unsafe(no_mangle)]
 static RETURN_NEXT: u32 = 0;
+#[unsafe(no_mangle)]
+static PREEMPT_GUARD: u32 = 0;
 
 /// Reads a constant that the user side replaces before loading; the compiler must not see its value.
 macro_rules! constant {
@@ -105,6 +107,11 @@ pub fn return_instances() -> ReturnInstances {
 #[inline(always)]
 pub fn max_stacks() -> u32 {
     constant!(MAX_STACKS)
+}
+
+#[inline(always)]
+pub fn preempt_guard() -> bool {
+    constant!(PREEMPT_GUARD) != 0
 }
 
 /// Adds to a 64-bit counter in map memory, atomically.

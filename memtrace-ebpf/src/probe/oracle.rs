@@ -20,14 +20,21 @@ use super::uprobe::Registers;
 use crate::{
     alloc,
     maps::{self, ORACLE},
+    preempt::guarded,
     unwind::{self, Start},
 };
 
 /// Entry of an allocating function.
 #[uprobe]
 pub fn oracle_entry(ctx: ProbeContext) -> u32 {
+    guarded(|| sample(&ctx));
+    0
+}
+
+#[inline(always)]
+fn sample(ctx: &ProbeContext) {
     if !maps::running() {
-        return 0;
+        return;
     }
     // SAFETY: the helper takes the program's context.
     let site = Site::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
@@ -36,24 +43,24 @@ pub fn oracle_entry(ctx: ProbeContext) -> u32 {
     let thread = bpf_get_current_pid_tgid();
     let target = maps::target_tgid();
     if target != 0 && (thread >> 32) as u32 != target {
-        return 0;
+        return;
     }
     maps::count_oracle(OracleControl::Calls);
     let sp = regs.sp.wrapping_add(u64::from(site.return_offset));
     let (Some(state), Some(pc)) = (alloc::thread_state(thread), unwind::read_word(sp)) else {
         maps::count_oracle(OracleControl::Unreadable);
-        return 0;
+        return;
     };
     let start = Start { pc, sp: sp.wrapping_add(8), fp: regs.fp };
     unwind::walk(state, &start);
     let every = maps::oracle_every();
     // SAFETY: a helper without arguments. Its last digits are as good as random numbers here.
     if every > 1 && unsafe { bpf_ktime_get_ns() } % u64::from(every) != 0 {
-        return 0;
+        return;
     }
     let Some(mut entry) = ORACLE.reserve::<OracleSample>(0) else {
         maps::count_oracle(OracleControl::Dropped);
-        return 0;
+        return;
     };
     let sample = entry.as_mut_ptr();
     // SAFETY: the map value of this thread.
@@ -84,5 +91,4 @@ pub fn oracle_entry(ctx: ProbeContext) -> u32 {
         (*sample).chunks = chunks as u32;
     }
     entry.submit(0);
-    0
 }

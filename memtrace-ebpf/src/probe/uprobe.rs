@@ -17,6 +17,7 @@ use memtrace_common::{
 use crate::{
     alloc::{self, Call},
     maps,
+    preempt::guarded,
 };
 
 #[inline(always)]
@@ -85,10 +86,16 @@ fn product(size: u64, count: u64) -> u64 {
 /// Entry of an allocating function.
 #[uprobe]
 pub fn alloc_entry(ctx: ProbeContext) -> u32 {
+    guarded(|| enter(&ctx));
+    0
+}
+
+#[inline(always)]
+fn enter(ctx: &ProbeContext) {
     if !maps::running() {
-        return 0;
+        return;
     }
-    let site = site(&ctx);
+    let site = site(ctx);
     // SAFETY: the context of a uprobe program is the user registers.
     let regs = unsafe { Registers::read(ctx.regs) };
     let size = regs.argument(site.size);
@@ -101,30 +108,31 @@ pub fn alloc_entry(ctx: ProbeContext) -> u32 {
         sp: regs.sp.wrapping_add(u64::from(site.return_offset)),
         fp: regs.fp,
     });
-    0
 }
 
 /// Return of an allocating function.
 #[uretprobe]
 pub fn alloc_return(ctx: RetProbeContext) -> u32 {
-    if !maps::running() {
-        return 0;
-    }
-    // SAFETY: as in `alloc_entry`.
-    let regs = unsafe { &*ctx.regs };
-    alloc::commit(regs.rax, regs.rsp);
+    guarded(|| {
+        if maps::running() {
+            // SAFETY: the context of a uprobe program is the user registers.
+            let regs = unsafe { &*ctx.regs };
+            alloc::commit(regs.rax, regs.rsp);
+        }
+    });
     0
 }
 
 /// Entry of a freeing function.
 #[uprobe]
 pub fn free_entry(ctx: ProbeContext) -> u32 {
-    if !maps::running() {
-        return 0;
-    }
-    let site = site(&ctx);
-    // SAFETY: as in `alloc_entry`.
-    alloc::release(unsafe { Registers::read(ctx.regs) }.argument(site.pointer));
+    guarded(|| {
+        if maps::running() {
+            let site = site(&ctx);
+            // SAFETY: as in `enter`.
+            alloc::release(unsafe { Registers::read(ctx.regs) }.argument(site.pointer));
+        }
+    });
     0
 }
 
@@ -134,16 +142,18 @@ pub fn free_entry(ctx: ProbeContext) -> u32 {
 pub fn loader_changed(ctx: ProbeContext) -> u32 {
     /// `RT_DELETE` in glibc's link.h.
     const REMOVES: u32 = 2;
-    let tgid = (aya_ebpf::helpers::bpf_get_current_pid_tgid() >> 32) as u32;
-    let target = maps::target_tgid();
-    if target == 0 || tgid == target {
-        // SAFETY: the helper takes the program's context.
-        let state = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
-        // SAFETY: the helper checks the address and faults nothing in.
-        let state = unsafe { aya_ebpf::helpers::bpf_probe_read_user(state as *const u32) };
-        maps::loader_event(state == Ok(REMOVES));
-        maps::send(EventKind::Mappings, tgid, 0);
-    }
+    guarded(|| {
+        let tgid = (aya_ebpf::helpers::bpf_get_current_pid_tgid() >> 32) as u32;
+        let target = maps::target_tgid();
+        if target == 0 || tgid == target {
+            // SAFETY: the helper takes the program's context.
+            let state = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+            // SAFETY: the helper checks the address and faults nothing in.
+            let state = unsafe { aya_ebpf::helpers::bpf_probe_read_user(state as *const u32) };
+            maps::loader_event(state == Ok(REMOVES));
+            maps::send(EventKind::Mappings, tgid, 0);
+        }
+    });
     0
 }
 

@@ -3,6 +3,7 @@
 //! - `multi`: links over many sites at once;
 //! - `object`: the embedded eBPF object file;
 //! - `btf`: where members of the kernel's structures are;
+//! - `preempt`: keeps threads off the stacks of programs that are preempted;
 //! - [`budget`]: memory budget to table sizes;
 //! - [`code`]: unwind tables and code mappings;
 //! - [`tracer`]: loads the programs, holds the maps and the links;
@@ -19,6 +20,7 @@ pub mod feature;
 pub mod hazard;
 mod multi;
 mod object;
+mod preempt;
 pub mod release;
 pub mod source;
 mod table;

@@ -22,7 +22,7 @@ use aya_obj::{
     generated::{BPF_F_UPROBE_MULTI_RETURN, bpf_attach_type, bpf_attr, bpf_cmd, bpf_prog_type},
 };
 
-use super::{object::OBJECT, release::Release};
+use super::{object::OBJECT, preempt::PreemptGuard, release::Release};
 
 /// The first release whose pid filter of these links covers all threads of the process ("bpf: Fix multi-uprobe PID
 /// filtering logic"); before it only the thread with the number asked for was traced.
@@ -56,11 +56,11 @@ pub struct MultiLoader {
 }
 
 impl MultiLoader {
-    /// Relocates the object file against the maps of `ebpf`.
+    /// Relocates the object file against the maps of `ebpf`, which were made for the same `guard`.
     ///
     /// # Errors
     /// `InvalidData` if the object file and the maps do not fit together.
-    pub fn new(ebpf: &Ebpf) -> io::Result<Self> {
+    pub fn new(ebpf: &Ebpf, guard: Option<PreemptGuard>) -> io::Result<Self> {
         let mut object = Object::parse(OBJECT).map_err(invalid)?;
         let mut btf = None;
         if let Some(features) = aya::features().btf()
@@ -80,6 +80,9 @@ impl MultiLoader {
         object.relocate_maps(known, &text).map_err(invalid)?;
         object.relocate_calls(&text).map_err(invalid)?;
         object.sanitize_functions(aya::features());
+        if let Some(guard) = guard {
+            guard.put_into(&mut object);
+        }
         Ok(Self { object, btf })
     }
 

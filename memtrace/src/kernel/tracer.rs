@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfError, EbpfLoader,
+    Btf, Ebpf, EbpfError, EbpfLoader,
     maps::{Array, Map, MapData, MapError, PerCpuArray, RingBuf},
     programs::{ProgramError, RawTracePoint, UProbe, raw_trace_point::RawTracePointLink, uprobe::UProbeLink},
 };
@@ -28,6 +28,7 @@ use super::{
     code::CodeTables,
     multi::{self, MultiLoader},
     object::{OBJECT, program},
+    preempt::PreemptGuard,
     release::Release,
     table,
 };
@@ -89,6 +90,13 @@ pub enum KernelError {
         /// The kernel's words.
         source: io::Error,
     },
+    /// Preemption can't be turned off where that is necessary.
+    #[error(
+        "on Linux 6.13 and newer, programs on probes can overwrite each other's stacks, which would crash the kernel, \
+         and what memtrace prevents that with is not in /sys/kernel/btf/vmlinux: boot a kernel built with \
+         CONFIG_DEBUG_INFO_BTF"
+    )]
+    NoPreemptGuard,
     /// The object file lacks something that this program expects: they were built from different sources.
     #[error("the embedded eBPF object has no {0}: build memtrace again from a clean tree")]
     Missing(&'static str),
@@ -164,6 +172,8 @@ impl Tracer {
         let budget = settings.budget;
         let tgid = settings.tgid.unwrap_or(0);
         let log_level: u8 = if tracing::enabled!(tracing::Level::DEBUG) { 4 } else { 0 };
+        let release = Release::running();
+        let guard = PreemptGuard::find(release, || Btf::from_sys_fs().ok())?;
         let constants = btf::constants(&btf::return_instances().unwrap_or_default());
         let mut loader = EbpfLoader::new();
         for (name, value) in &constants {
@@ -173,6 +183,7 @@ impl Tracer {
             .override_global(globals::TARGET_TGID, &tgid, true)
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
+            .override_global(globals::PREEMPT_GUARD, &u32::from(guard.is_some()), true)
             .override_global(aya_log::LEVEL, &log_level, false)
             .map_max_entries(maps::BLOCKS, budget.blocks)
             .map_max_entries(maps::THREADS, budget.threads)
@@ -184,8 +195,8 @@ impl Tracer {
             .map_max_entries(maps::ORACLE, settings.oracle.max(PAGE))
             .load(OBJECT)
             .map_err(KernelError::Load)?;
-        let multi = if multi::supported(Release::running()) {
-            Some(MultiLoader::new(&ebpf).map_err(|source| KernelError::Table { name: "BTF", source })?)
+        let multi = if multi::supported(release) {
+            Some(MultiLoader::new(&ebpf, guard).map_err(|source| KernelError::Table { name: "BTF", source })?)
         } else {
             None
         };

@@ -144,8 +144,8 @@ fn median<const N: usize>(mut values: [f64; N]) -> f64 {
 pub struct Report {
     /// Against the truth.
     pub exactness: Exactness,
-    /// In time.
-    pub cost: Cost,
+    /// In time, if it was measured.
+    pub cost: Option<Cost>,
 }
 
 impl Report {
@@ -159,20 +159,19 @@ impl Report {
             schema: u32,
             exact: bool,
             exactness: &'a Exactness,
-            cost: Cost,
+            cost: Option<Cost>,
             /// Time with traced over with empty probes.
-            traced_over_empty: f64,
+            traced_over_empty: Option<f64>,
             /// Part of the time of a traced pair that the probes themselves take.
-            empty_share: f64,
+            empty_share: Option<f64>,
         }
-        let Cost { empty_ns, traced_ns, .. } = self.cost;
         let mut text = serde_json::to_string_pretty(&Document {
             schema: SCHEMA,
             exact: self.exactness.is_exact(),
             exactness: &self.exactness,
             cost: self.cost,
-            traced_over_empty: traced_ns / empty_ns,
-            empty_share: empty_ns / traced_ns,
+            traced_over_empty: self.cost.map(|cost| cost.traced_ns / cost.empty_ns),
+            empty_share: self.cost.map(|cost| cost.empty_ns / cost.traced_ns),
         })
         .context("writing JSON")?;
         text.push('\n');
@@ -182,7 +181,7 @@ impl Report {
     /// As a table.
     pub fn text(&self, colour: bool) -> String {
         let mut text = self.exactness.text(colour);
-        let Cost { rounds, untraced_ns, empty_ns, traced_ns } = self.cost;
+        let Some(Cost { rounds, untraced_ns, empty_ns, traced_ns }) = self.cost else { return text };
         let _ = write!(
             text,
             "\nCOST of a pair of malloc(64) and free, medians of {rounds} rounds\n\
@@ -364,7 +363,7 @@ mod tests {
     #[test]
     fn medians_and_documents() {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
-        let report = Report { exactness: compare(&profile()), cost: Cost::new([9.0], [2000.0], [3000.0]) };
+        let report = Report { exactness: compare(&profile()), cost: Some(Cost::new([9.0], [2000.0], [3000.0])) };
         let value: serde_json::Value = serde_json::from_str(&report.json().unwrap()).unwrap();
         assert_eq!((&value["schema"], &value["exact"]), (&1.into(), &true.into()));
         assert_eq!(value["traced_over_empty"], 1.5);
