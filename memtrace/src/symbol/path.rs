@@ -80,6 +80,13 @@ fn cut<'a>(stack: &'a Stack, places: &Places) -> (&'a [u64], StackEnd) {
     let mapped = |address: &u64| places.find(*address).is_some_and(|(_, place)| place.mapping.is_some());
     let astray = stack.frames.iter().skip(1).position(|address| !mapped(address));
     match astray {
+        // The walk itself went no further and says why.
+        Some(position)
+            if position + 2 == stack.frames.len()
+                && matches!(stack.end, StackEnd::Hijacked | StackEnd::UnknownCode) =>
+        {
+            (&stack.frames[..=position], stack.end)
+        }
         Some(position) => (&stack.frames[..=position], StackEnd::BrokenChain),
         None => (&stack.frames, stack.end),
     }
