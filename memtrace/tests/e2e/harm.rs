@@ -49,6 +49,7 @@ fn sigkill_at_any_moment_leaves_the_target_running_and_clean() {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let delay = Duration::from_millis(u64::from((random >> 16) % 300));
         let mut memtrace = Memtrace::start(&["memstacks", "-p", &pid]);
+        memtrace.hurry();
         // Half of the kills come while it starts up, half while it traces.
         if kill % 2 == 1 {
             memtrace.wait_until_tracing();
@@ -153,7 +154,9 @@ fn sigkill_leaves_children_forked_during_a_trace_running_and_clean() {
     let mut target = start_busy();
     let pid = target.pid().to_string();
     for _ in 0..10 {
-        let memtrace = Memtrace::tracing(&["memstacks", "-p", &pid]);
+        let mut memtrace = Memtrace::start(&["memstacks", "-p", &pid]);
+        memtrace.hurry();
+        memtrace.wait_until_tracing();
         let child = target.fork();
         memtrace.signal(libc::SIGKILL);
         drop(memtrace);

@@ -46,6 +46,13 @@ impl Memtrace {
         self.process.error_so_far().lines().any(|line| line.starts_with(TRACING))
     }
 
+    /// Gives it more of the CPUs than the targets get, which keep them all busy: it starts up sooner.
+    pub fn hurry(&self) {
+        // SAFETY: a system call without pointers; the child has not been waited for.
+        let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, self.process.pid(), -10) };
+        assert_eq!(result, 0, "the priority of memtrace can't be raised");
+    }
+
     pub fn signal(&self, signal: libc::c_int) {
         self.process.signal(signal);
     }
