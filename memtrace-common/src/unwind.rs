@@ -315,8 +315,8 @@ pub struct Walk {
     pub unclear: u32,
     /// Whether libraries were removed since the list of mappings was made: 0 or 1.
     pub stale: u32,
-    /// Always 0.
-    pub zero: u32,
+    /// Where a number goes that the verifier is to forget.
+    pub forget: u32,
 }
 
 /// How a thread's last stack was unwound. Frame numbers are those of [`crate::stack::StackRecord::frames`]: outermost

@@ -84,14 +84,14 @@ pub extern "C" fn step(_index: u32, context: *mut c_void) -> i64 {
 /// Looks for a kept frame with the same state as the walk's; if there is one, `joined` becomes its number plus 1.
 #[inline(always)]
 fn join(state: &mut ThreadState) -> bool {
-    let walk = &state.chain.walk;
+    let walk = &mut state.chain.walk;
     // Kept frames are in the order of falling stack pointers: find the last whose stack pointer is at least this one.
     let (mut low, mut high) = (0u32, walk.kept);
     for _ in 0..8 {
         if low >= high {
             break;
         }
-        let middle = (low + high) / 2;
+        let middle = forgotten(&mut walk.forget, (low + high) / 2);
         // SAFETY: the index is bounded.
         if unsafe { state.chain.levels.get_unchecked(bounded(middle)) }.sp >= walk.sp {
             low = middle + 1;
@@ -113,6 +113,19 @@ fn join(state: &mut ThreadState) -> bool {
     }
     state.chain.walk.joined = low;
     true
+}
+
+/// The same number, of which the verifier knows nothing any more.
+///
+/// An index into a map's value makes it look at every path by which it knows something else of the index: in a binary
+/// search, twice as many with every step.
+#[inline(always)]
+fn forgotten(place: &mut u32, number: u32) -> u32 {
+    // SAFETY: a reference is valid; volatile so that the number goes by way of the memory.
+    unsafe {
+        core::ptr::write_volatile(place, number);
+        core::ptr::read_volatile(place)
+    }
 }
 
 /// Callback: takes kept frame `joined - 1 - index` as found, down to, but without, frame `adopted`.

@@ -32,9 +32,9 @@ pub const REFUSAL: [Named; 2] = [("doctor refuses", doctor_refuses), ("memstacks
 /// First functions of the fixture's threads.
 const ROOTS: [&str; 2] = ["main", "worker"];
 /// How long after its start memtrace is killed.
-const KILL_AFTER: [u64; 6] = [30, 100, 250, 500, 900, 1500];
+const KILL_AFTER: [u64; 4] = [30, 250, 700, 1500];
 /// How long after it has begun to record.
-const KILL_RECORDING_AFTER: [u64; 6] = [0, 1, 10, 50, 200, 700];
+const KILL_RECORDING_AFTER: [u64; 4] = [0, 10, 100, 500];
 
 /// Runs memtrace to its end: status, standard output and standard error.
 fn memtrace(arguments: &[&str]) -> Result<(Option<i32>, String, String)> {
