@@ -199,8 +199,8 @@ pub fn commit(result: u64, sp: u64) {
         maps::settle_allocated(block.stack, block.size);
         maps::count(Counter::Commits);
         // Now that the block counts: a call that fails has no path to lose.
-        if let Some(loss) = state.loss.checked_sub(1).and_then(Loss::from_raw) {
-            maps::lose(loss, block.size);
+        if state.loss != 0 {
+            maps::lose_number(state.loss - 1, block.size);
         }
     }
 }
