@@ -28,7 +28,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Divides `mebibytes` between the tables: an eighth for stacks, a sixteenth for threads (at most 8192), the rest
+    /// Divides `mebibytes` between the tables: an eighth for stacks, an eighth for threads (at most 8192), the rest
     /// for live blocks. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
     pub fn from_mebibytes(mebibytes: u32) -> Self {
         let bytes = u64::from(mebibytes.clamp(MIN_MIB, MAX_MIB)) << 20;
@@ -37,7 +37,7 @@ impl Budget {
         let thread = (size_of::<u64>() + size_of::<ThreadState>()) as u64 + HASH_OVERHEAD;
         let block = (size_of::<BlockKey>() + size_of::<Block>()) as u64 + HASH_OVERHEAD;
         let stacks = bytes / 8 / stack;
-        let threads = (bytes / 16 / thread).min(8192);
+        let threads = (bytes / 8 / thread).min(8192);
         let blocks = (bytes - stacks * stack - threads * thread) / block;
         let entries = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         Self { blocks: entries(blocks), stacks: entries(stacks), threads: entries(threads) }
@@ -52,8 +52,9 @@ mod tests {
     fn tables_fit_the_budget() {
         for mebibytes in [1, 2, 64, DEFAULT_MIB, MAX_MIB] {
             let budget = Budget::from_mebibytes(mebibytes);
+            let thread = size_of::<ThreadState>() as u64 + 88;
             let used =
-                u64::from(budget.blocks) * 120 + u64::from(budget.stacks) * 1152 + u64::from(budget.threads) * 1184;
+                u64::from(budget.blocks) * 120 + u64::from(budget.stacks) * 1152 + u64::from(budget.threads) * thread;
             let bytes = u64::from(mebibytes) << 20;
             assert!(used <= bytes, "{mebibytes} MiB: {budget:?} take {used}");
             assert!(used > bytes * 9 / 10, "{mebibytes} MiB: {budget:?} waste {}", bytes - used);
