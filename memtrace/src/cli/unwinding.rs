@@ -52,7 +52,7 @@ pub struct Unwinding {
     /// Base address of every module's table, as an ELF address.
     bases: HashMap<FileKey, u64>,
     /// Mappings that found no place in the kernel side's list.
-    pub left_out: usize,
+    left_out: usize,
 }
 
 impl Unwinding {
@@ -138,7 +138,13 @@ impl Unwinding {
             })
             .collect();
         mappings.sort_unstable_by_key(|mapping| mapping.start);
-        self.left_out = tracer.set_mappings(&mappings)?;
+        let left_out = tracer.set_mappings(&mappings)?;
+        if left_out > self.left_out {
+            tracing::warn!(
+                "{left_out} code mappings of the target are beyond those that can be unwound: stacks through them are cut"
+            );
+        }
+        self.left_out = left_out;
         Ok(())
     }
 

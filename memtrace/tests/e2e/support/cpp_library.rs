@@ -7,8 +7,7 @@ use super::truth::Path;
 /// What a program's call path becomes without the frames of the C++ library: which of its templates have a frame is the
 /// compiler's choice.
 ///
-/// Panics if a template or a function of the library leads to the allocator by anything but an operator `new`, or if
-/// such an operator has another caller than the program or the library.
+/// Panics if a template or a function of the library leads to the allocator by anything but an operator `new`.
 pub fn without_cpp_library<V: Copy + Default + AddAssign>(reported: &BTreeMap<Path, V>) -> BTreeMap<Path, V> {
     let mut projected: BTreeMap<Path, V> = BTreeMap::new();
     for (path, value) in reported {
