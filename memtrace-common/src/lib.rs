@@ -5,6 +5,7 @@
 //!
 //! - [`block`]: the live blocks, and the per-thread state of a call in progress;
 //! - [`event`]: what the kernel side tells the user side while a trace runs;
+//! - [`fault`]: which call path made a page resident;
 //! - [`loss`]: why something was not recorded, one counter and one sentence per reason;
 //! - [`oracle`]: walks as the unwinder's test sees them;
 //! - [`settings`]: what the user side sets before the programs are loaded, and the run switch;
@@ -15,6 +16,7 @@
 
 pub mod block;
 pub mod event;
+pub mod fault;
 pub mod loss;
 pub mod oracle;
 pub mod settings;
