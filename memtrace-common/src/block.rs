@@ -28,6 +28,9 @@ pub struct Block {
     pub zero: u32,
 }
 
+/// Bit of a thread's number under which its state for page faults and system calls is kept.
+pub const TRACEPOINT_STATE: u64 = 1 << 63;
+
 /// What a thread has pending between the entry of the outermost allocating function and its return.
 ///
 /// It lives in a map under the thread's id and is written by that thread alone, so that it serves as scratch space

@@ -16,11 +16,17 @@ pub enum Counter {
     Failed = 4,
     /// Blocks recorded.
     Commits = 5,
+    /// Page faults of the target at user addresses, by its own code.
+    UserFaults = 6,
+    /// The same by the kernel on its behalf, in system calls.
+    KernelFaults = 7,
+    /// System calls that change the address space.
+    Calls = 8,
 }
 
 impl Counter {
     /// Number of counters.
-    pub const COUNT: u32 = 6;
+    pub const COUNT: u32 = 9;
 }
 
 /// What a message says.

@@ -119,7 +119,8 @@ mod tests {
     }
 
     fn record(faults: &[(Fault, bool)]) -> PageRecord {
-        let packed = faults.iter().fold(0, |record, (fault, present)| PageRecord::after(record, fault.pack(), *present));
+        let packed =
+            faults.iter().fold(0, |record, (fault, present)| PageRecord::after(record, fault.pack(), *present));
         PageRecord::unpack(packed)
     }
 

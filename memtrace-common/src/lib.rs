@@ -4,6 +4,7 @@
 //! topic:
 //!
 //! - [`block`]: the live blocks, and the per-thread state of a call in progress;
+//! - [`call`]: system calls that change an address space;
 //! - [`event`]: what the kernel side tells the user side while a trace runs;
 //! - [`fault`]: which call path made a page resident;
 //! - [`loss`]: why something was not recorded, one counter and one sentence per reason;
@@ -15,6 +16,7 @@
 #![no_std]
 
 pub mod block;
+pub mod call;
 pub mod event;
 pub mod fault;
 pub mod loss;
@@ -30,7 +32,9 @@ pub mod maps {
     pub const CONTROL: &str = "CONTROL";
     /// Hash of [`crate::block::BlockKey`] to [`crate::block::Block`].
     pub const BLOCKS: &str = "BLOCKS";
-    /// Hash of thread (`pid_tgid`, u64) to [`crate::block::ThreadState`].
+    /// Hash of thread (`pid_tgid`, u64) to [`crate::block::ThreadState`]. Under the same number with
+    /// [`crate::block::TRACEPOINT_STATE`] is the state for events that the kernel itself reports: they happen inside
+    /// allocating calls too.
     pub const THREADS: &str = "THREADS";
     /// Hash of stack hash (u64) to stack number (u32).
     pub const STACK_IDS: &str = "STACK_IDS";
@@ -53,6 +57,10 @@ pub mod maps {
     pub const ORACLE: &str = "ORACLE";
     /// Array of u64, numbered by [`crate::oracle::OracleControl`].
     pub const ORACLE_CONTROL: &str = "ORACLE_CONTROL";
+    /// Hash of [`crate::fault::ChunkKey`] to [`crate::fault::Chunk`].
+    pub const PAGES: &str = "PAGES";
+    /// Ring buffer of [`crate::call::CallEvent`].
+    pub const CALLS: &str = "CALLS";
     /// Ring buffer of [`crate::event::Event`].
     pub const EVENTS: &str = "EVENTS";
 }

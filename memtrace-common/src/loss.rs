@@ -23,11 +23,17 @@ pub enum Loss {
     HashCollision = 7,
     /// A message to the user side found no room in the ring buffer: names of code mapped late may be missing.
     RingFull = 8,
+    /// The table of pages was full: the fault counts, but the page it made resident has no call path.
+    PagesFull = 9,
+    /// A message about a system call found no room: the memory it mapped has no call path, or was given up already.
+    CallsLost = 10,
+    /// A program did not run, since it was running already on this CPU.
+    Missed = 11,
 }
 
 impl Loss {
     /// Number of reasons: the length of the counter array.
-    pub const COUNT: u32 = 9;
+    pub const COUNT: u32 = 12;
 
     /// Every reason, in order of its number.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -40,6 +46,9 @@ impl Loss {
         Self::StackUnreadable,
         Self::HashCollision,
         Self::RingFull,
+        Self::PagesFull,
+        Self::CallsLost,
+        Self::Missed,
     ];
 
     /// The reason numbered `raw`.
@@ -59,6 +68,9 @@ impl Loss {
             Self::StackUnreadable => "stack_unreadable",
             Self::HashCollision => "hash_collision",
             Self::RingFull => "ring_full",
+            Self::PagesFull => "pages_full",
+            Self::CallsLost => "calls_lost",
+            Self::Missed => "missed",
         }
     }
 
@@ -75,13 +87,25 @@ impl Loss {
             Self::ResultUnreadable => "allocations not recorded: the pointer the function stored could not be read",
             Self::StackUnreadable => "allocations under an unknown call path: the stack could not be read",
             Self::HashCollision => "allocations under an unknown call path: their stack's hash is taken by others",
+            Self::PagesFull => "faults on pages that found no room in the table of pages (raise --memory-budget)",
+            Self::CallsLost => "system calls not recorded: messages came faster than they could be read",
+            Self::Missed => "events not seen: the kernel skipped a program that was running already",
             Self::RingFull => "messages to memtrace lost: code mapped during the trace may lack names",
         }
     }
 
     /// Whether bytes or blocks are missing from the totals, so that they are lower bounds.
     pub const fn lowers_totals(self) -> bool {
-        matches!(self, Self::BlocksFull | Self::ThreadsFull | Self::Abandoned | Self::ResultUnreadable)
+        matches!(
+            self,
+            Self::BlocksFull
+                | Self::ThreadsFull
+                | Self::Abandoned
+                | Self::ResultUnreadable
+                | Self::PagesFull
+                | Self::CallsLost
+                | Self::Missed
+        )
     }
 }
 

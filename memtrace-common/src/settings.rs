@@ -19,6 +19,8 @@ pub mod globals {
     pub const RETURN_ADDRESS: &str = "RETURN_ADDRESS";
     /// u32: [`super::ReturnInstances::next`].
     pub const RETURN_NEXT: &str = "RETURN_NEXT";
+    /// u32: offset in bytes of `pagefault_disabled` in `struct task_struct`; 0: not known.
+    pub const FAULTS_DISABLED: &str = "FAULTS_DISABLED";
     /// u32: 1 if [`super::calls`] were replaced by the kernel functions that they stand for; 0: they are never made.
     pub const PREEMPT_GUARD: &str = "PREEMPT_GUARD";
 }
@@ -77,11 +79,13 @@ pub enum Control {
     LastRemoval = 5,
     /// How many events there were when the user side last read the target's mappings.
     LoaderSeen = 6,
+    /// Whether the pages present at the start have been looked at: 0 or 1 ([`crate::fault::Fault::late`]).
+    Late = 7,
 }
 
 impl Control {
     /// Number of entries.
-    pub const COUNT: u32 = 7;
+    pub const COUNT: u32 = 8;
 }
 
 /// How stacks are walked.

@@ -29,6 +29,29 @@ impl Arg {
     }
 }
 
+/// Numbers in place of a site's for stacks that belong to no probe.
+pub mod special {
+    use crate::call::Call;
+
+    /// Page faults.
+    pub const FAULT: u16 = 0xff00;
+    /// Changes of the resident set.
+    pub const RESIDENT: u16 = 0xff01;
+    /// The first of the system calls.
+    const CALLS: u16 = 0xff10;
+
+    /// The number of a system call.
+    #[inline(always)]
+    pub const fn of_call(call: u32) -> u16 {
+        CALLS + call as u16
+    }
+
+    /// The system call with this number.
+    pub const fn call(site: u16) -> Option<Call> {
+        if site < CALLS { None } else { Call::from_raw((site - CALLS) as u32) }
+    }
+}
+
 /// A probed site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Site {

@@ -1,13 +1,14 @@
 //! memtrace's eBPF programs.
 //!
-//! [`probe`] holds one module per event source: it says where the arguments are and calls the handlers in [`alloc`],
-//! which do not know what called them. [`unwind`] walks call stacks, [`stack`] stores them, [`maps`] declares every map.
+//! [`probe`] holds one module per event source: it says where the arguments are and calls the handlers in [`alloc`] and
+//! [`growth`], which do not know what called them. [`unwind`] walks call stacks, [`stack`] stores them, [`maps`] declares every map.
 #![no_std]
 #![no_main]
 // Atomic additions are written in assembly, which Rust does not call stable for this target.
 #![feature(asm_experimental_arch)]
 
 mod alloc;
+mod growth;
 mod maps;
 mod preempt;
 mod probe;

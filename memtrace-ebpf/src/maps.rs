@@ -8,6 +8,7 @@ use core::arch::asm;
 use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
     event::{Counter, Event, EventKind},
+    fault::{Chunk, ChunkKey},
     loss::{Loss, LossCount},
     oracle::OracleControl,
     settings::{Control, ReturnInstances, Run},
@@ -47,6 +48,14 @@ static MAPPINGS: Array<CodeMapping> = Array::with_max_entries(2 * MAX_MAPPINGS, 
 #[map]
 static BLANK_THREAD: Array<ThreadState> = Array::with_max_entries(1, 0);
 #[map]
+pub static PAGES: HashMap<ChunkKey, Chunk> = HashMap::with_max_entries(64, 0);
+/// One all-zero chunk, which new ones start from.
+#[map]
+static BLANK_CHUNK: Array<Chunk> = Array::with_max_entries(1, 0);
+/// One page, unless system calls are traced.
+#[map]
+pub static CALLS: RingBuf = RingBuf::with_byte_size(4096, 0);
+#[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 
 /// One page, unless the unwinder's test asks for more.
@@ -71,6 +80,8 @@ static RETURN_STACK: u32 = 0;
 static RETURN_ADDRESS: u32 = 0;
 #[unsafe(no_mangle)]
 static RETURN_NEXT: u32 = 0;
+#[unsafe(no_mangle)]
+static FAULTS_DISABLED: u32 = 0;
 #[unsafe(no_mangle)]
 static PREEMPT_GUARD: u32 = 0;
 
@@ -107,6 +118,12 @@ pub fn return_instances() -> ReturnInstances {
 #[inline(always)]
 pub fn max_stacks() -> u32 {
     constant!(MAX_STACKS)
+}
+
+/// Where the kernel counts why it handles no page faults, in `struct task_struct`; 0: not known.
+#[inline(always)]
+pub fn faults_disabled_offset() -> u32 {
+    constant!(FAULTS_DISABLED)
 }
 
 #[inline(always)]
@@ -146,6 +163,18 @@ pub fn running() -> bool {
 #[inline(always)]
 pub fn unwind_mode() -> u32 {
     control(Control::Unwind) as u32
+}
+
+/// Whether the pages present at the start have been looked at.
+#[inline(always)]
+pub fn late() -> bool {
+    control(Control::Late) != 0
+}
+
+/// A chunk without faults.
+#[inline(always)]
+pub fn blank_chunk() -> Option<*const Chunk> {
+    BLANK_CHUNK.get_ptr(0)
 }
 
 /// The list of mappings in force ([`memtrace_common::unwind::MappingList`]).

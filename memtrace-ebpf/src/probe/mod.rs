@@ -1,5 +1,8 @@
 //! Event sources: one module each.
 
+mod fault;
 mod oracle;
 mod process;
+mod syscall;
 mod uprobe;
+mod user;

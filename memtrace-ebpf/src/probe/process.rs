@@ -1,7 +1,7 @@
 //! The life of the target's threads: raw tracepoints, which need no tracefs.
 
 use aya_ebpf::{helpers::bpf_get_current_pid_tgid, macros::raw_tracepoint, programs::RawTracePointContext};
-use memtrace_common::event::EventKind;
+use memtrace_common::{block::TRACEPOINT_STATE, event::EventKind};
 
 use crate::{
     alloc,
@@ -33,6 +33,9 @@ pub fn thread_exit(_ctx: RawTracePointContext) -> i32 {
             alloc::abandon(state);
         }
         let _ = THREADS.remove(thread);
+    }
+    if THREADS.get_ptr(thread | TRACEPOINT_STATE).is_some() {
+        let _ = THREADS.remove(thread | TRACEPOINT_STATE);
     }
     0
 }

@@ -151,6 +151,7 @@ impl Session {
             rows: room(rows),
             blocks: room(blocks),
             hash_ignore: options.hash_ignore,
+            calls: 0,
             oracle: match probes {
                 Probes::Oracle { bytes, .. } => bytes,
                 Probes::Recording | Probes::Empty => 0,

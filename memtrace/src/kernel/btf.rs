@@ -28,6 +28,12 @@ pub fn return_instances() -> Option<ReturnInstances> {
     })
 }
 
+/// Where a task's count of reasons to handle no page faults is (`pagefault_disabled` in include/linux/sched.h); `None` if
+/// the kernel does not say.
+pub fn faults_disabled() -> Option<u32> {
+    Types::read().ok()??.offset("task_struct", "pagefault_disabled")
+}
+
 struct Types {
     data: Vec<u8>,
     /// Where each type's fixed part is, by its number minus 1.
@@ -184,6 +190,7 @@ mod tests {
     fn this_kernel_says_where_replaced_return_addresses_are() {
         if std::path::Path::new(KERNEL).exists() {
             let layout = return_instances().unwrap();
+            assert!(faults_disabled().unwrap() > 0);
             assert!(layout.task > 0 && layout.stack != layout.address && layout.address != layout.next);
         }
     }

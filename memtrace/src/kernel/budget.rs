@@ -2,6 +2,7 @@
 
 use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
+    fault::{Chunk, ChunkKey},
     stack::{StackRecord, Totals},
 };
 
@@ -25,12 +26,28 @@ pub struct Budget {
     pub stacks: u32,
     /// Threads that allocate at the same time.
     pub threads: u32,
+    /// Chunks of pages.
+    pub chunks: u32,
+}
+
+/// What the tables are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uses {
+    /// Live blocks.
+    pub blocks: bool,
+    /// Pages and the faults on them.
+    pub pages: bool,
 }
 
 impl Budget {
-    /// Divides `mebibytes` between the tables: an eighth for stacks, an eighth for threads (at most 8192), the rest
-    /// for live blocks. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
+    /// For live blocks alone; see [`Self::for_uses`].
     pub fn from_mebibytes(mebibytes: u32) -> Self {
+        Self::for_uses(mebibytes, Uses { blocks: true, pages: false })
+    }
+
+    /// Divides `mebibytes` between the tables: an eighth for stacks, an eighth for threads (at most 8192), the rest
+    /// for live blocks, or pages, or half of it for each of both. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
+    pub fn for_uses(mebibytes: u32, uses: Uses) -> Self {
         let bytes = u64::from(mebibytes.clamp(MIN_MIB, MAX_MIB)) << 20;
         let stack = (size_of::<StackRecord>() + size_of::<Totals>() + size_of::<u64>() + size_of::<u64>()) as u64
             + HASH_OVERHEAD;
@@ -38,9 +55,16 @@ impl Budget {
         let block = (size_of::<BlockKey>() + size_of::<Block>()) as u64 + HASH_OVERHEAD;
         let stacks = bytes / 8 / stack;
         let threads = (bytes / 8 / thread).min(8192);
-        let blocks = (bytes - stacks * stack - threads * thread) / block;
+        let chunk = (size_of::<ChunkKey>() + size_of::<Chunk>()) as u64 + HASH_OVERHEAD;
+        let rest = (bytes - stacks * stack - threads * thread) / u64::from(uses.blocks && uses.pages).saturating_add(1);
         let entries = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        Self { blocks: entries(blocks), stacks: entries(stacks), threads: entries(threads) }
+        let share = |used: bool, entry: u64| if used { entries(rest / entry) } else { 1 };
+        Self {
+            blocks: share(uses.blocks, block),
+            stacks: entries(stacks),
+            threads: entries(threads),
+            chunks: share(uses.pages, chunk),
+        }
     }
 }
 
@@ -51,13 +75,17 @@ mod tests {
     #[test]
     fn tables_fit_the_budget() {
         for mebibytes in [1, 2, 64, DEFAULT_MIB, MAX_MIB] {
-            let budget = Budget::from_mebibytes(mebibytes);
-            let thread = size_of::<ThreadState>() as u64 + 88;
-            let used =
-                u64::from(budget.blocks) * 120 + u64::from(budget.stacks) * 1152 + u64::from(budget.threads) * thread;
-            let bytes = u64::from(mebibytes) << 20;
-            assert!(used <= bytes, "{mebibytes} MiB: {budget:?} take {used}");
-            assert!(used > bytes * 9 / 10, "{mebibytes} MiB: {budget:?} waste {}", bytes - used);
+            for (blocks, pages) in [(true, false), (false, true), (true, true)] {
+                let budget = Budget::for_uses(mebibytes, Uses { blocks, pages });
+                let thread = size_of::<ThreadState>() as u64 + 88;
+                let used = u64::from(budget.blocks) * 120
+                    + u64::from(budget.stacks) * 1152
+                    + u64::from(budget.threads) * thread
+                    + u64::from(budget.chunks) * 608;
+                let bytes = u64::from(mebibytes) << 20;
+                assert!(used <= bytes + 608, "{mebibytes} MiB: {budget:?} take {used}");
+                assert!(used > bytes * 9 / 10, "{mebibytes} MiB: {budget:?} waste {}", bytes.abs_diff(used));
+            }
         }
     }
 

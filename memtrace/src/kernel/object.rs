@@ -24,6 +24,15 @@ pub mod program {
     /// Another program is executed.
     pub const PROCESS_EXEC: &str = "process_exec";
 
+    /// A page fault by the program's own code.
+    pub const PAGE_FAULT_USER: &str = "page_fault_user";
+    /// A page fault by the kernel on the program's behalf.
+    pub const PAGE_FAULT_KERNEL: &str = "page_fault_kernel";
+    /// Entry of a system call.
+    pub const CALL_ENTRY: &str = "call_entry";
+    /// Exit of a system call.
+    pub const CALL_EXIT: &str = "call_exit";
+
     /// Hands walks over to the unwinder's test.
     pub const ORACLE_ENTRY: &str = "oracle_entry";
 
@@ -31,7 +40,8 @@ pub mod program {
     pub const UPROBES: [&str; 7] =
         [ALLOC_ENTRY, ALLOC_RETURN, FREE_ENTRY, LOADER_CHANGED, EMPTY_ENTRY, EMPTY_RETURN, ORACLE_ENTRY];
     /// Every program for raw tracepoints.
-    pub const RAW_TRACEPOINTS: [&str; 3] = [THREAD_EXIT, NEW_TASK, PROCESS_EXEC];
+    pub const RAW_TRACEPOINTS: [&str; 7] =
+        [THREAD_EXIT, NEW_TASK, PROCESS_EXEC, PAGE_FAULT_USER, PAGE_FAULT_KERNEL, CALL_ENTRY, CALL_EXIT];
 }
 
 #[cfg(test)]

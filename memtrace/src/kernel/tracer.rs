@@ -117,6 +117,8 @@ pub struct Settings {
     pub blocks: u32,
     /// Bits of the stack hash to clear: 0, except in tests of collisions.
     pub hash_ignore: u64,
+    /// Bytes of the ring buffer for system calls, a power of two; 0 if they are not traced.
+    pub calls: u32,
     /// Bytes of the ring buffer for [`super::source::oracle`], a power of two; 0, except in the unwinder's test.
     pub oracle: u32,
 }
@@ -124,7 +126,16 @@ pub struct Settings {
 impl Settings {
     /// For every process that the probes reach, with stacks by frame pointers.
     pub fn plain(budget: Budget) -> Self {
-        Self { tgid: None, budget, unwind: Unwind::FramePointers, rows: 0, blocks: 0, hash_ignore: 0, oracle: 0 }
+        Self {
+            tgid: None,
+            budget,
+            unwind: Unwind::FramePointers,
+            rows: 0,
+            blocks: 0,
+            hash_ignore: 0,
+            calls: 0,
+            oracle: 0,
+        }
     }
 }
 
@@ -174,6 +185,7 @@ impl Tracer {
         let log_level: u8 = if tracing::enabled!(tracing::Level::DEBUG) { 4 } else { 0 };
         let release = Release::running();
         let guard = PreemptGuard::find(release, || Btf::from_sys_fs().ok())?;
+        let faults_disabled = btf::faults_disabled().unwrap_or_default();
         let constants = btf::constants(&btf::return_instances().unwrap_or_default());
         let mut loader = EbpfLoader::new();
         for (name, value) in &constants {
@@ -183,6 +195,7 @@ impl Tracer {
             .override_global(globals::TARGET_TGID, &tgid, true)
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
+            .override_global(globals::FAULTS_DISABLED, &faults_disabled, true)
             .override_global(globals::PREEMPT_GUARD, &u32::from(guard.is_some()), true)
             .override_global(aya_log::LEVEL, &log_level, false)
             .map_max_entries(maps::BLOCKS, budget.blocks)
@@ -190,6 +203,8 @@ impl Tracer {
             .map_max_entries(maps::STACK_IDS, budget.stacks)
             .map_max_entries(maps::STACKS, budget.stacks)
             .map_max_entries(maps::TOTALS, budget.stacks)
+            .map_max_entries(maps::PAGES, budget.chunks.max(1))
+            .map_max_entries(maps::CALLS, settings.calls.max(PAGE))
             .map_max_entries(maps::ROWS, settings.rows.max(1))
             .map_max_entries(maps::ROW_INDEX, settings.blocks.max(1))
             .map_max_entries(maps::ORACLE, settings.oracle.max(PAGE))
@@ -419,7 +434,7 @@ impl Tracer {
         Ok(Some(EventStream { ring }))
     }
 
-    fn for_each<K: aya::Pod, V: aya::Pod>(
+    pub(super) fn for_each<K: aya::Pod, V: aya::Pod>(
         &self,
         name: &'static str,
         each: impl FnMut(&K, &V),

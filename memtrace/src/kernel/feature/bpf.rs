@@ -28,19 +28,21 @@ impl Helper {
 pub const LOOP: &str = "helper bpf_loop";
 
 /// Every helper that the embedded programs call (a test compares).
-const HELPERS: [Helper; 13] = [
+const HELPERS: [Helper; 15] = [
     Helper::new("helper bpf_map_lookup_elem", BpfHelper::BPF_FUNC_map_lookup_elem, true, true),
-    Helper::new("helper bpf_map_update_elem", BpfHelper::BPF_FUNC_map_update_elem, true, false),
+    Helper::new("helper bpf_map_update_elem", BpfHelper::BPF_FUNC_map_update_elem, true, true),
     Helper::new("helper bpf_map_delete_elem", BpfHelper::BPF_FUNC_map_delete_elem, true, true),
-    Helper::new("helper bpf_ktime_get_ns", BpfHelper::BPF_FUNC_ktime_get_ns, true, false),
+    Helper::new("helper bpf_ktime_get_ns", BpfHelper::BPF_FUNC_ktime_get_ns, true, true),
     Helper::new("helper bpf_get_current_pid_tgid", BpfHelper::BPF_FUNC_get_current_pid_tgid, true, true),
-    Helper::new("helper bpf_probe_read_user", BpfHelper::BPF_FUNC_probe_read_user, true, false),
+    Helper::new("helper bpf_probe_read_user", BpfHelper::BPF_FUNC_probe_read_user, true, true),
     Helper::new("helper bpf_ringbuf_reserve", BpfHelper::BPF_FUNC_ringbuf_reserve, true, true),
     Helper::new("helper bpf_ringbuf_submit", BpfHelper::BPF_FUNC_ringbuf_submit, true, true),
     Helper::new("helper bpf_ringbuf_discard", BpfHelper::BPF_FUNC_ringbuf_discard, true, true),
-    Helper::new("helper bpf_probe_read_kernel", BpfHelper::BPF_FUNC_probe_read_kernel, true, false),
-    Helper::new("helper bpf_get_current_task", BpfHelper::BPF_FUNC_get_current_task, true, false),
-    Helper::new(LOOP, BpfHelper::BPF_FUNC_loop, true, false),
+    Helper::new("helper bpf_probe_read_kernel", BpfHelper::BPF_FUNC_probe_read_kernel, true, true),
+    Helper::new("helper bpf_get_current_task", BpfHelper::BPF_FUNC_get_current_task, true, true),
+    Helper::new(LOOP, BpfHelper::BPF_FUNC_loop, true, true),
+    Helper::new("helper bpf_get_current_task_btf", BpfHelper::BPF_FUNC_get_current_task_btf, false, true),
+    Helper::new("helper bpf_task_pt_regs", BpfHelper::BPF_FUNC_task_pt_regs, false, true),
     Helper::new("helper bpf_get_attach_cookie", BpfHelper::BPF_FUNC_get_attach_cookie, true, false),
 ];
 

@@ -1,5 +1,7 @@
 //! Event sources: what calls the kernel side's handlers.
 
+pub mod call;
+pub mod fault;
 pub mod oracle;
 pub mod process;
 pub mod uprobe;

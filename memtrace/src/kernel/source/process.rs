@@ -12,18 +12,19 @@ impl Tracer {
     /// # Errors
     /// The kernel refuses raw tracepoints.
     pub fn attach_process_events(&mut self) -> Result<(), KernelError> {
-        for (name, tracepoint) in [
-            (program::THREAD_EXIT, "sched_process_exit"),
-            (program::PROCESS_EXEC, "sched_process_exec"),
-            (program::NEW_TASK, "task_newtask"),
-        ] {
-            let program = self.raw_tracepoint(name)?;
-            let link = program
-                .attach(tracepoint)
-                .and_then(|id| program.take_link(id))
-                .map_err(|source| KernelError::Attach { what: format!("tracepoint {tracepoint}"), source })?;
-            self.links.push(AttachedLink::RawTracePoint(link));
-        }
+        self.attach_raw_tracepoint(program::THREAD_EXIT, "sched_process_exit")?;
+        self.attach_raw_tracepoint(program::PROCESS_EXEC, "sched_process_exec")?;
+        self.attach_raw_tracepoint(program::NEW_TASK, "task_newtask")
+    }
+
+    /// Attaches the raw tracepoint program `name`.
+    pub(super) fn attach_raw_tracepoint(&mut self, name: &'static str, tracepoint: &str) -> Result<(), KernelError> {
+        let program = self.raw_tracepoint(name)?;
+        let link = program
+            .attach(tracepoint)
+            .and_then(|id| program.take_link(id))
+            .map_err(|source| KernelError::Attach { what: format!("tracepoint {tracepoint}"), source })?;
+        self.links.push(AttachedLink::RawTracePoint(link));
         Ok(())
     }
 }

@@ -1,0 +1,174 @@
+//! What happens when the target's pages become resident and when its address space changes. Nothing here knows what
+//! reported it.
+
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, generated::bpf_ktime_get_ns};
+use memtrace_common::{
+    block::TRACEPOINT_STATE,
+    call::{ARGUMENTS, CallEvent},
+    event::Counter,
+    fault::{CHUNK_PAGES, ChunkKey, Fault, PAGE, PageRecord},
+    loss::Loss,
+    site::special,
+};
+
+use crate::{
+    alloc,
+    maps::{self, CALLS, PAGES, THREADS},
+    stack,
+    unwind::{self, Start},
+};
+
+/// Bits of the error code of a page fault (Intel SDM volume 3, 4.7).
+mod error {
+    /// A page was there.
+    pub const PRESENT: u64 = 1;
+    /// The access was a write.
+    pub const WRITE: u64 = 2;
+}
+
+/// A stack and what it suffered.
+struct Numbered {
+    number: u32,
+    /// 1 plus the number of a [`Loss`]; 0 for none.
+    loss: u32,
+}
+
+/// Walks the current thread's stack from `start` and gives it its number. Not to be called inside another walk of a
+/// tracepoint.
+#[inline(always)]
+fn number(thread: u64, site: u16, start: &Start) -> Option<Numbered> {
+    let state = alloc::thread_state(thread | TRACEPOINT_STATE)?;
+    let unchanged = unwind::walk(state, start);
+    // SAFETY: a map value that only this thread uses, in one program at a time: those of tracepoints run with
+    // preemption off, and the page faults that they cause themselves are left out.
+    let state = unsafe { &mut *state };
+    state.return_address = start.pc;
+    stack::number(state, (thread >> 32) as u32, site, unchanged);
+    Some(Numbered { number: state.stack, loss: state.loss })
+}
+
+/// A page fault at `address`, with the processor's `code`.
+#[inline(always)]
+pub fn fault(address: u64, code: u64, counter: Counter, start: &Start) {
+    let thread = bpf_get_current_pid_tgid();
+    let Some(stack) = number(thread, special::FAULT, start) else {
+        maps::lose(Loss::ThreadsFull, PAGE);
+        return;
+    };
+    maps::count(counter);
+    maps::settle_allocated(stack.number, PAGE);
+    if stack.loss != 0 {
+        maps::lose_number(stack.loss - 1, PAGE);
+    }
+    let fault = Fault { stack: stack.number, write: code & error::WRITE != 0, late: maps::late() };
+    if !record((thread >> 32) as u32, address / PAGE, fault.pack(), code & error::PRESENT != 0) {
+        maps::lose(Loss::PagesFull, PAGE);
+    }
+}
+
+/// Notes the fault under its page; false if there was no room.
+#[inline(always)]
+fn record(tgid: u32, page: u64, fault: u32, present: bool) -> bool {
+    const NO_EXIST: u64 = 1;
+    let key = ChunkKey { chunk: page / CHUNK_PAGES as u64, tgid, zero: 0 };
+    let chunk = match PAGES.get_ptr_mut(key) {
+        Some(chunk) => chunk,
+        None => {
+            if let Some(blank) = maps::blank_chunk() {
+                // SAFETY: a map value that nothing ever writes.
+                let blank = unsafe { &*blank };
+                let _ = PAGES.insert(key, blank, NO_EXIST);
+            }
+            match PAGES.get_ptr_mut(key) {
+                Some(chunk) => chunk,
+                None => return false,
+            }
+        }
+    };
+    let place = (page % CHUNK_PAGES as u64) as usize;
+    // SAFETY: a map value; the index is below the number of pages. When two threads meet at one page, either of the two
+    // records is as good, and a word is written whole.
+    unsafe {
+        let slot = (&raw mut (*chunk).pages).cast::<u64>().add(place);
+        let before = core::ptr::read_volatile(slot);
+        let after = PageRecord::after(before, fault, present);
+        if after != before {
+            core::ptr::write_volatile(slot, after);
+        }
+    }
+    true
+}
+
+/// Entry of a system call that changes the address space. `call`: a [`memtrace_common::call::Call`].
+#[inline(always)]
+pub fn call_entry(call: u32, arguments: &[u64; ARGUMENTS], start: &Start) {
+    let thread = bpf_get_current_pid_tgid();
+    maps::count(Counter::Calls);
+    let Some(stack) = number(thread, special::of_call(call), start) else {
+        maps::lose(Loss::ThreadsFull, 0);
+        return;
+    };
+    if stack.loss != 0 {
+        maps::lose_number(stack.loss - 1, 0);
+    }
+    if let Some(state) = THREADS.get_ptr_mut(thread | TRACEPOINT_STATE) {
+        // Its exit is wanted.
+        // SAFETY: a map value that only this thread uses.
+        unsafe { (*state).sp = u64::from(call) + 1 };
+    }
+    let flags = if in_allocator(thread, start.sp) { CallEvent::IN_ALLOCATOR } else { 0 };
+    send(call, thread, |event| {
+        event.exit = 0;
+        event.arguments = *arguments;
+        event.result = 0;
+        event.stack = stack.number;
+        event.flags = flags;
+    });
+}
+
+/// Exit of any system call.
+#[inline(always)]
+pub fn call_exit(result: i64) {
+    let thread = bpf_get_current_pid_tgid();
+    let Some(state) = THREADS.get_ptr_mut(thread | TRACEPOINT_STATE) else { return };
+    // SAFETY: a map value that only this thread uses.
+    let state = unsafe { &mut *state };
+    if state.sp == 0 {
+        return;
+    }
+    let call = (state.sp - 1) as u32;
+    state.sp = 0;
+    send(call, thread, |event| {
+        event.exit = 1;
+        event.arguments = [0; ARGUMENTS];
+        event.result = result;
+        event.stack = 0;
+        event.flags = 0;
+    });
+}
+
+/// Whether the thread is inside a probed allocating function, whose frame then lies above `sp`.
+#[inline(always)]
+fn in_allocator(thread: u64, sp: u64) -> bool {
+    // SAFETY: a map value of this thread.
+    THREADS.get_ptr(thread).is_some_and(|state| unsafe { (*state).sp } > sp)
+}
+
+#[inline(always)]
+fn send(call: u32, thread: u64, fill: impl FnOnce(&mut CallEvent)) {
+    let Some(mut entry) = CALLS.reserve::<CallEvent>(0) else {
+        maps::lose(Loss::CallsLost, 0);
+        return;
+    };
+    // SAFETY: the entry is as large as an event, all of whose fields are written here.
+    unsafe {
+        let event = &mut *entry.as_mut_ptr();
+        event.call = call;
+        event.tgid = (thread >> 32) as u32;
+        event.tid = thread as u32;
+        // SAFETY: a helper without arguments.
+        event.time = bpf_ktime_get_ns();
+        fill(event);
+    }
+    entry.submit(0);
+}
