@@ -201,10 +201,10 @@ where
 
     /// Pages without a record in their block.
     fn bulk(&mut self, change: &Change) {
-        if let Some(kind) = change.gone() {
+        if let Some(kind) = change.gone_kind() {
             self.growth.gone.add(kind, change.pages());
         }
-        let Some(kind) = change.new() else { return };
+        let Some(kind) = change.new_kind() else { return };
         let mut page = change.first;
         while page < change.end {
             let (call, until) = self.call(page);
@@ -234,7 +234,7 @@ where
 
     fn page(&mut self, page: u64, piece: &Change) {
         let Some(after) = piece.after else {
-            if let Some(kind) = piece.gone() {
+            if let Some(kind) = piece.gone_kind() {
                 self.growth.gone.add(kind, 1);
             }
             return;

@@ -67,7 +67,7 @@ pub fn residency(blocks: &[LiveBlock], before: &[PageRange], after: &[PageRange]
     let pages = changes(before, after).filter(|change| change.after.is_some());
     overlay(
         blocks,
-        pages.map(|change| (bytes(change.first, change.end), change.new().is_some())),
+        pages.map(|change| (bytes(change.first, change.end), change.new_kind().is_some())),
         |stack, span, is_new| {
             let resident = span.end - span.start;
             add(stack, BlockBytes { resident, new: if is_new { resident } else { 0 }, ..BlockBytes::default() });

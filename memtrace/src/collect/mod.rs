@@ -6,7 +6,8 @@
 //! - [`ranges`]: which call made each range of mapped address space;
 //! - [`change`]: what two readings of the resident pages differ by;
 //! - [`attribution`]: which call path made the new pages resident;
-//! - [`blocks`]: which resident pages the live blocks lie on.
+//! - [`blocks`]: which resident pages the live blocks lie on;
+//! - [`reconcile`](mod@reconcile): the change of RSS as lines that add up to it.
 
 pub mod attribution;
 pub mod blocks;
@@ -14,7 +15,9 @@ pub mod change;
 pub mod growth;
 pub mod modules;
 mod neighbours;
+pub mod place;
 #[cfg(test)]
 mod random;
 pub mod ranges;
+pub mod reconcile;
 pub mod stacks;
