@@ -420,6 +420,7 @@ impl Session {
             functions,
             stacks,
             mappings: self.modules.mappings().to_vec(),
+            names: self.modules.name_sources(),
             events,
             losses: self.tracer.losses()?,
             rss: self.rss.map(|(before, after)| (total(before), total(after))),

@@ -3,14 +3,11 @@
 //! Every row is a line of numbers, the frame that says most with the allocator function, and then all callers, innermost
 //! first.
 
-use std::{
-    io::{self, Write},
-    sync::Arc,
-};
+use std::io::{self, Write};
 
 use crate::{
-    profile::NamedProfile,
-    view::{self, Coverage, LeakRow, LeakTable, Unit, Which},
+    profile::{NamedProfile, NamedStack},
+    view::{self, Coverage, LeakRow, LeakTable, Unit, Which, frame},
 };
 
 use super::{ViewOptions, escape, header, units};
@@ -71,7 +68,7 @@ fn write_table(
             None => writeln!(out, "{numbers}")?,
             Some(row) => {
                 writeln!(out, "{}", style.bold(&numbers))?;
-                write_path(shown[row].frames, style, out)?;
+                write_path(shown[row].stack, options.full_names, style, out)?;
             }
         }
     }
@@ -151,24 +148,26 @@ fn align(cells: &[String], widths: &[usize]) -> String {
 
 /// The headline, then every frame below the allocator function, innermost first. A headline that is the innermost frame
 /// is not repeated.
-fn write_path(frames: &[Arc<str>], style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let Some((leaf, callers)) = frames.split_last() else {
+fn write_path(stack: &NamedStack, full_names: bool, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    let Some(leaf) = stack.frames.len().checked_sub(1) else {
         return Ok(());
     };
-    let leaf = escape::text(leaf);
-    let mut rest = callers;
-    match view::headline(frames) {
+    let label = |position| {
+        let label = if full_names { frame::label(stack, position) } else { frame::short_label(stack, position) };
+        escape::text(&label).into_owned()
+    };
+    let mut rest = leaf;
+    match view::headline(&stack.frames) {
         Some(headline) => {
-            let name = escape::text(&frames[headline]);
-            writeln!(out, "      {}  via {leaf}", style.bold(&name))?;
-            if headline + 1 == callers.len() {
-                rest = &callers[..headline];
+            writeln!(out, "      {}  via {}", style.bold(&label(headline)), label(leaf))?;
+            if headline + 1 == leaf {
+                rest = headline;
             }
         }
-        None => writeln!(out, "      {}", style.bold(&leaf))?,
+        None => writeln!(out, "      {}", style.bold(&label(leaf)))?,
     }
-    for frame in rest.iter().rev() {
-        writeln!(out, "        {}", style.dim(&escape::text(frame)))?;
+    for position in (0..rest).rev() {
+        writeln!(out, "        {}", style.dim(&label(position)))?;
     }
     Ok(())
 }

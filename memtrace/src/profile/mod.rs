@@ -9,7 +9,7 @@ use memtrace_common::{
     stack::StackEnd,
 };
 
-pub use named::{NameProblem, NamedProfile, NamedStack, UNKNOWN_CALL_PATH};
+pub use named::{NameProblem, NamedProfile, NamedStack, SourceLine, UNKNOWN_CALL_PATH};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Profile {
     pub stacks: Vec<Stack>,
     /// Code mappings of the process, for naming addresses.
     pub mappings: Vec<Mapping>,
+    /// What else names are taken from.
+    pub names: NameSources,
     /// What the probes saw.
     pub events: Events,
     /// Non-zero losses.
@@ -140,6 +142,18 @@ pub struct Mapping {
     pub name: String,
     /// Where the file can be opened at any time (a descriptor that memtrace holds), if it is a file.
     pub open: Option<PathBuf>,
+}
+
+/// What names of a process come from besides the files that it maps. The paths lead to descriptors that memtrace holds, so
+/// that they can be used after the process has ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameSources {
+    /// The process's root directory, in its mount namespace: its separate debug files are looked up there first.
+    pub root: Option<PathBuf>,
+    /// The map of generated code that the process wrote (`/tmp/perf-PID.map`).
+    pub perf_map: Option<PathBuf>,
+    /// Code mappings that were seen but not kept, for there were too many.
+    pub left_out: u64,
 }
 
 /// A stack whose numbers contradict each other: a bug of memtrace or of its kernel side.

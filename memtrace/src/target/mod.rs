@@ -2,7 +2,8 @@
 //!
 //! [`process`] opens the process and refuses what cannot be traced; [`mappings`] reads its memory map; [`module`] opens
 //! the files behind it, through the process's own namespaces; [`discover`](mod@discover) finds the allocator there and
-//! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for.
+//! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for. [`rooted`] opens
+//! files below the process's root directory, [`generated`] what names its code that is in no file.
 //!
 //! Nothing here needs more than read access to `/proc`, and nothing touches the target. Everything read (ELF files,
 //! `/proc` contents, names of symbols and processes) is taken for hostile: parsers are bounded and return errors, and
@@ -12,12 +13,14 @@ pub mod discover;
 mod elf;
 mod error;
 pub mod function;
+pub mod generated;
 pub mod launch;
 pub mod mappings;
 pub mod module;
 pub mod process;
 mod procfs;
 pub mod prologue;
+pub mod rooted;
 pub mod site;
 
 pub use discover::{Discovery, LoaderHook, Note, discover, discover_in};

@@ -1,0 +1,170 @@
+//! Separate debug files: where a module's debug information is when it is not in the module.
+//!
+//! They are looked for below the target's own root directory first (a container has its own debug files), then below
+//! memtrace's, in the places that gdb looks at (its manual, "Separate Debug Files"): by build ID, and by the name and
+//! checksum of a debug link. What a file of the target says of paths never leads out of the root it is looked up in.
+
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    debuginfod::Debuginfod,
+    image::{AltLink, DebugLink, Image},
+};
+use crate::target::rooted::Root;
+
+/// Where distributions put debug files.
+const DEBUG_DIRECTORY: &str = "usr/lib/debug";
+
+/// Where debug files are looked for.
+pub struct Places {
+    roots: Vec<Root>,
+    server: Option<Debuginfod>,
+}
+
+/// The files that a module's debug information is in, beside the module.
+#[derive(Default)]
+pub struct Separate {
+    /// The debug file. `None`: the module has debug information itself, or there is no debug file.
+    pub debug: Option<Image>,
+    /// Where its or the module's debug information continues (dwz).
+    pub continued: Option<Image>,
+    /// What could not be used, and why.
+    pub problems: Vec<String>,
+}
+
+impl Places {
+    /// Below `target`, if there is such a root directory, then below memtrace's own, then at servers.
+    pub fn new(target: Option<&Path>, server: Option<Debuginfod>) -> Self {
+        let roots = target.into_iter().chain([Path::new("/")]).filter_map(|path| Root::at(path).ok()).collect();
+        Self { roots, server }
+    }
+
+    /// Finds the files for `module`, which has the path `path` in the target's mount namespace.
+    pub fn find(&self, module: &Image, path: &Path) -> Separate {
+        let mut found = Separate::default();
+        let mut directory = path.parent().unwrap_or(Path::new("/")).to_path_buf();
+        if !has_debug_information(module) {
+            match self.debug_file(module, path, &mut found.problems) {
+                Some((image, place)) => {
+                    found.debug = Some(image);
+                    directory = place;
+                }
+                None => return found,
+            }
+        }
+        let last = found.debug.as_ref().unwrap_or(module);
+        if let Some(link) = last.alt_link() {
+            match self.continuation(&link, &directory) {
+                Some(image) => found.continued = Some(image),
+                None => found.problems.push(format!(
+                    "some names are missing: the file that debug information continues in ({}, build ID {}) was not found",
+                    String::from_utf8_lossy(&link.path),
+                    hex(&link.build_id)
+                )),
+            }
+        } else if last.has(".debug_sup") {
+            found.problems.push("some names are missing: .debug_sup is not supported".into());
+        }
+        found
+    }
+
+    /// A debug file that belongs to `module`, and the directory it is in.
+    fn debug_file(&self, module: &Image, path: &Path, problems: &mut Vec<String>) -> Option<(Image, PathBuf)> {
+        let build_id = module.build_id();
+        let by_id = build_id.map(by_build_id);
+        if let Some(id) = build_id
+            && let Some(found) = self.first(by_id.as_slice(), |image| image.build_id() == Some(id))
+        {
+            return Some(found);
+        }
+        if let Some(link) = module.debug_link() {
+            let fits = |image: &Image| {
+                // Of a file without build ID, the checksum decides alone.
+                build_id.zip(image.build_id()).is_none_or(|(own, other)| own == other) && image.crc() == link.crc
+            };
+            match by_link(&link, path) {
+                Some(paths) => {
+                    if let Some(found) = self.first(&paths, fits) {
+                        return Some(found);
+                    }
+                }
+                None => problems.push("its debug link is not used: it is no plain file name".into()),
+            }
+        }
+        self.from_server(build_id?, problems).map(|image| (image, PathBuf::from("/")))
+    }
+
+    fn continuation(&self, link: &AltLink, directory: &Path) -> Option<Image> {
+        // A relative path is one from the directory of the file that has the link.
+        let paths = [by_build_id(&link.build_id), directory.join(OsStr::from_bytes(&link.path))];
+        let fits = |image: &Image| image.build_id() == Some(&link.build_id);
+        self.first(&paths, fits).map(|(image, _)| image).or_else(|| self.from_server(&link.build_id, &mut Vec::new()))
+    }
+
+    fn from_server(&self, build_id: &[u8], problems: &mut Vec<String>) -> Option<Image> {
+        match self.server.as_ref()?.debug_file(&hex(build_id)) {
+            Ok(Some(file)) => Image::of(&file).ok().filter(|image| image.build_id() == Some(build_id)),
+            Ok(None) => None,
+            Err(error) => {
+                problems.push(format!("no debug file from the servers: {error}"));
+                None
+            }
+        }
+    }
+
+    /// The first of the files that exists, can be used and fits, and its directory: all paths below one root, then
+    /// below the next.
+    fn first(&self, paths: &[PathBuf], fits: impl Fn(&Image) -> bool) -> Option<(Image, PathBuf)> {
+        self.roots.iter().flat_map(|root| paths.iter().map(move |path| (root, path))).find_map(|(root, path)| {
+            let image = Image::of(&root.open(path).ok()?).ok()?;
+            let directory = path.parent().unwrap_or(Path::new("/")).to_path_buf();
+            (useful(&image) && fits(&image)).then_some((image, directory))
+        })
+    }
+}
+
+/// Whether a file has the functions' names and lines.
+pub fn has_debug_information(image: &Image) -> bool {
+    image.has(".debug_info") || image.has(".zdebug_info")
+}
+
+/// Whether a file tells more than a stripped program.
+fn useful(image: &Image) -> bool {
+    has_debug_information(image) || image.has(".symtab")
+}
+
+/// `usr/lib/debug/.build-id/ab/cdef….debug`.
+fn by_build_id(id: &[u8]) -> PathBuf {
+    let text = hex(id);
+    let (first, rest) = text.split_at(2.min(text.len()));
+    Path::new(DEBUG_DIRECTORY).join(".build-id").join(first).join(format!("{rest}.debug"))
+}
+
+/// Where a debug link may lead; `None` if it is no plain file name.
+fn by_link(link: &DebugLink, module: &Path) -> Option<Vec<PathBuf>> {
+    let name = OsStr::from_bytes(&link.name);
+    if link.name.is_empty() || link.name.contains(&b'/') || name == "." || name == ".." {
+        return None;
+    }
+    let directory = module.parent()?;
+    let global = |directory: &Path| {
+        let inside = directory.strip_prefix("/").unwrap_or(directory);
+        Path::new(DEBUG_DIRECTORY).join(inside).join(name)
+    };
+    let mut paths = vec![directory.join(name), directory.join(".debug").join(name), global(directory)];
+    // Where /lib is a link to /usr/lib, debug files may be in either place.
+    if let Ok(merged) = directory.strip_prefix("/usr") {
+        paths.push(global(merged));
+    }
+    paths.retain(|path| path != module);
+    Some(paths)
+}
+
+/// Lower-case hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
