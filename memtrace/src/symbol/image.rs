@@ -18,6 +18,12 @@ const MAX_DECOMPRESSED: u64 = 2 << 30;
 /// Most bytes of a symbol table in `.gnu_debugdata`: the one of a program of a million functions.
 const MAX_MINI: u64 = 256 << 20;
 
+/// Most memory that its decompression may take, beside the result: `xz -9` asks for 65 MiB.
+const MAX_XZ_MEMORY: u64 = 80 << 20;
+
+/// Section of a small symbol table.
+const MINI: &str = ".gnu_debugdata";
+
 const ENDIAN: LittleEndian = LittleEndian;
 
 type Header = FileHeader64<LittleEndian>;
@@ -251,10 +257,8 @@ impl Image {
     /// # Errors
     /// It is damaged or too large.
     pub fn mini_debug_info(&self) -> Result<Option<Self>, ImageError> {
-        const NAME: &str = ".gnu_debugdata";
-        let Some(packed) = self.plain(NAME) else { return Ok(None) };
-        let bytes = Budget(MAX_MINI).read(NAME, lzma_rust2::XzReader::new(packed, false))?;
-        Ok(Some(Self::checked(Bytes::Memory(bytes))?))
+        let Some(packed) = self.plain(MINI) else { return Ok(None) };
+        Ok(Some(Self::checked(Bytes::Memory(unpack_xz(packed, MAX_MINI)?))?))
     }
 
     /// CRC-32 of the whole file, as debug links have it.
@@ -293,6 +297,12 @@ impl SymbolTable<'_> {
         let section = self.sections.section(object::SectionIndex(number.into())).ok()?;
         section.sh_addr(ENDIAN).checked_add(section.sh_size(ENDIAN))
     }
+}
+
+fn unpack_xz(packed: &[u8], limit: u64) -> Result<Vec<u8>, ImageError> {
+    let stream = liblzma::stream::Stream::new_stream_decoder(MAX_XZ_MEMORY, 0)
+        .map_err(|error| damaged(MINI, &error.to_string()))?;
+    Budget(limit).read(MINI, liblzma::bufread::XzDecoder::new_stream(packed, stream))
 }
 
 fn damaged(section: &str, reason: &str) -> ImageError {

@@ -12,6 +12,7 @@
 //! All names come from files of the target, which may be hostile: they are bounded in length here, and escaped where
 //! they are printed.
 
+mod calls;
 pub mod debuginfod;
 mod demangle;
 mod dwarf;
@@ -67,7 +68,8 @@ pub struct Options {
 /// exited.
 pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize, usize)) -> NamedProfile {
     let mut names = Names::default();
-    let places = Places::of(profile);
+    let mut places = Places::of(profile);
+    calls::settle(profile, &mut places);
     let mut locator = Locator { profile, options, names: &mut names, problems: Vec::new() };
     let located = locator.locate(&places, progress);
     let problems = locator.problems;

@@ -103,6 +103,30 @@ impl Places {
         }
     }
 
+    /// Addresses with several places.
+    pub fn ambiguous(&self) -> impl Iterator<Item = u64> {
+        let several = |position: &usize| self.starts[position + 1] - self.starts[*position] > 1;
+        (0..self.addresses.len()).filter(several).map(|position| self.addresses[position])
+    }
+
+    /// Keeps the places of return addresses that `fits` is true of, and those of addresses of which it is never true.
+    pub fn retain(&mut self, mut fits: impl FnMut(u64, Place) -> bool) {
+        let mut kept = Vec::with_capacity(self.places.len());
+        for (position, address) in self.addresses.iter().enumerate() {
+            let all = self.starts[position]..self.starts[position + 1];
+            let start = kept.len();
+            kept.extend(self.places[all.clone()].iter().copied().filter(|place| fits(*address, *place)));
+            if kept.len() == start {
+                kept.extend_from_slice(&self.places[all]);
+            }
+            self.starts[position] = start;
+        }
+        if let Some(end) = self.starts.last_mut() {
+            *end = kept.len();
+        }
+        self.places = kept;
+    }
+
     /// The place at a position.
     pub fn get(&self, position: usize) -> Place {
         self.places[position]

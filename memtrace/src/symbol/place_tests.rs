@@ -36,7 +36,10 @@ fn two_files_at_one_address_are_ambiguous() {
         .map(|mapping| (mapping.start, mapping.offset))
         .unwrap();
     let own_name = place::module_name(both.iter().find(|mapping| mapping.start == start).unwrap()).into_owned();
-    let other = Mapping { end: own + 0x100, ..at(own - 0x10, "/opt/libother.so", Some("/nonexistent/file")) };
+    let code = tempfile::NamedTempFile::new().unwrap();
+    code.as_file().write_all(&[0x90; 0x5000]).unwrap();
+    let other = at(own - 0x10, "/opt/libother.so", code.path().to_str());
+    let other = Mapping { end: own + 0x100, ..other };
     both.push(other.clone());
     let expected = format!("[ambiguous] ({own_name}+{:#x} or libother.so+0x3010)", own - start + offset);
     assert_eq!(frame(both.clone(), own).0, expected);
@@ -47,6 +50,31 @@ fn two_files_at_one_address_are_ambiguous() {
     let mut apart = mappings();
     apart.push(Mapping { start: own, end: own + 0x100, ..other });
     assert_eq!(frame(apart, own).0, "memtrace::symbol::tests::outer");
+}
+
+/// A return address follows a call: where only one of two files has a call, it is that one's.
+#[test]
+fn code_tells_files_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, calls: &[usize]| {
+        let mut code = [0x90; 0x5000];
+        // `call rel32` before the offsets.
+        calls.iter().for_each(|end| code[end - 5] = 0xe8);
+        let path = directory.path().join(name);
+        std::fs::write(&path, code).unwrap();
+        at(0x10000, &format!("/opt/{name}"), path.to_str())
+    };
+    let mappings = || vec![file("liba.so", &[0x3020, 0x3040, 0x3060]), file("libb.so", &[0x3040, 0x3050])];
+    let frames_of = |addresses: &[u64]| {
+        let named = named(&profile(vec![stack(addresses, StackEnd::Complete)], mappings()));
+        frames(&named.stacks[0]).iter().rev().skip(1).map(|frame| (*frame).to_owned()).collect::<Vec<_>>()
+    };
+    let (a, b) = ("[unknown] (liba.so+0x3020)", "[unknown] (libb.so+0x3050)");
+    let both = |offset: &str| format!("[ambiguous] (liba.so+{offset} or libb.so+{offset})");
+    assert_eq!(frames_of(&[0x10020, 0x10050]), [a, b]);
+    assert_eq!(frames_of(&[0x10040, 0x10030]), [both("0x3040"), both("0x3030")]);
+    // The first frame is that of a signal handler's return, so that the second need not follow a call.
+    assert_eq!(frames_of(&[0x10030, 0x10020, 0x10050]), [both("0x3030"), both("0x3020"), b.to_owned()]);
 }
 
 #[test]
@@ -83,6 +111,7 @@ fn files_that_agree_are_not_ambiguous() {
     let own = outer_address();
     let mapping = both.iter().find(|mapping| (mapping.start..mapping.end).contains(&own)).unwrap().clone();
     both.push(Mapping { open: Some(copy), ..mapping });
+    assert_eq!(Places::of(&profile(vec![stack(&[own], StackEnd::Complete)], both.clone())).len(), 2);
     assert_eq!(frame(both, own).0, "memtrace::symbol::tests::outer");
 }
 

@@ -168,3 +168,7 @@ fn by_link(link: &DebugLink, module: &Path) -> Option<Vec<PathBuf>> {
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+#[path = "separate_tests.rs"]
+mod tests;

@@ -31,4 +31,4 @@ pub use process::Process;
 pub use site::{ProbeRow, ProbeSite};
 
 #[cfg(test)]
-mod test_program;
+pub(crate) mod test_program;
