@@ -99,6 +99,8 @@ pub struct Session {
     last_refresh: Instant,
     refresh_wanted: bool,
     sweeper: Sweeper,
+    /// Reports of the loader when the memory map was last read.
+    loader_seen: u64,
 }
 
 /// A finished trace.
@@ -191,6 +193,7 @@ impl Session {
             last_refresh: Instant::now(),
             refresh_wanted: false,
             sweeper: Sweeper::new(sweep),
+            loader_seen: 0,
         })
     }
 
@@ -237,6 +240,7 @@ impl Session {
         let events = self.tracer.loader_events()?;
         // A target that has just exited has no map any more: what was seen before stays.
         let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
+        self.note_loader(events)?;
         if changed {
             if self.unwind != Unwind::FramePointers {
                 self.unwinding.prepare(&self.modules);
@@ -244,6 +248,15 @@ impl Session {
             self.unwinding.hand_over(&mut self.tracer, &self.modules)?;
         }
         self.tracer.set_loader_seen(events)
+    }
+
+    /// Tells how many reports of the loader came between the last two reads of the memory map, of which the latter began
+    /// after `events` of them.
+    fn note_loader(&mut self, events: u64) -> Result<(), kernel::KernelError> {
+        let removed = self.tracer.last_removal()? > self.loader_seen;
+        self.modules.note_loader(events.saturating_sub(self.loader_seen), removed);
+        self.loader_seen = events;
+        Ok(())
     }
 
     /// Begins to record.
@@ -393,6 +406,7 @@ impl Session {
         if self.process.is_alive() && end != TraceEnd::TargetExecuted {
             let _ = self.modules.refresh(&self.process);
         }
+        self.note_loader(self.tracer.loader_events()?)?;
         let functions = functions(&self.discovery);
         let mut records = HashMap::new();
         self.tracer.for_each_stack(|number, record| {

@@ -27,8 +27,8 @@ const ATTEMPTS: u32 = 4;
 pub struct Modules {
     /// In the order in which they were first seen. Where one replaced another, both are kept.
     seen: Vec<profile::Mapping>,
-    /// They, as the memory map shows them.
-    known: HashSet<Mapping>,
+    /// They, as the memory map shows them, with their positions.
+    known: HashMap<Mapping, usize>,
     /// Most that there was no room for at any time.
     left_out: u64,
     /// Files by identity; `None` for those that could not be opened.
@@ -37,11 +37,43 @@ pub struct Modules {
     opened: Vec<FileKey>,
     /// Those in force when the map was last read.
     current: Vec<Mapping>,
+    /// Those in force before that.
+    before: Vec<Mapping>,
+    /// What may have been missed between.
+    visits: Visits,
     /// The process's root directory.
     root: Option<Root>,
     /// What it wrote about its generated code.
     perf_map: Option<File>,
     vdso: Option<File>,
+}
+
+/// Moments at which a library may have come and gone between two reads of the memory map, so that it was in neither.
+#[derive(Debug, Default)]
+struct Visits {
+    /// Whether there was one so far: what is mapped for the first time later may be where it was.
+    any: bool,
+    /// For every mapping seen, whether one may have been at its addresses.
+    doubtful: Vec<bool>,
+}
+
+impl Visits {
+    /// One may have been anywhere but where the mappings at the positions `stayed` are. `seen`: how many there are by now.
+    fn add(&mut self, stayed: &HashSet<usize>, seen: usize) {
+        self.extend(seen);
+        self.any = true;
+        for (position, doubtful) in self.doubtful.iter_mut().enumerate() {
+            *doubtful |= !stayed.contains(&position);
+        }
+    }
+
+    fn extend(&mut self, seen: usize) {
+        self.doubtful.resize(seen, self.any);
+    }
+
+    fn doubtful(&self) -> Vec<usize> {
+        (0..self.doubtful.len()).filter(|position| self.doubtful[*position]).collect()
+    }
 }
 
 /// A mapping of code that is in force.
@@ -60,7 +92,7 @@ impl Modules {
     /// # Errors
     /// The map can't be read: the process has exited, for example.
     pub fn refresh(&mut self, process: &Process) -> Result<bool, TargetError> {
-        let before = self.current.clone();
+        self.before = self.current.clone();
         if self.root.is_none() {
             self.root = Root::of(process).ok();
         }
@@ -82,7 +114,21 @@ impl Modules {
             self.current.retain(|mapping| !mapping.has_file() || self.files.contains_key(&mapping.file));
         }
         self.open_perf_map(process);
-        Ok(self.current != before)
+        Ok(self.current != self.before)
+    }
+
+    /// To be called after [`Self::refresh`], with how often the loader has reported a change of its list of libraries since
+    /// the call before (twice for every call of dlopen or dlclose that has an effect), and whether libraries were removed.
+    pub fn note_loader(&mut self, reports: u64, removed: bool) {
+        let visit = removed && reports.div_ceil(2) > changed_files(&self.before, &self.current);
+        if visit {
+            let position = |mapping: &Mapping| self.known.get(mapping).copied();
+            let stayed = |mapping: &&Mapping| self.before.contains(mapping);
+            let stayed = self.current.iter().filter(stayed).filter_map(position).collect();
+            self.visits.add(&stayed, self.seen.len());
+        } else {
+            self.visits.extend(self.seen.len());
+        }
     }
 
     /// Opens the map of generated code while there is a process to ask: again every time, since it may have been written
@@ -103,7 +149,7 @@ impl Modules {
         self.current = executable(mappings).cloned().collect();
         let (mut added, mut left_out) = (Vec::new(), 0);
         for mapping in executable(mappings) {
-            if self.known.contains(mapping) {
+            if self.known.contains_key(mapping) {
                 continue;
             }
             if self.seen.len() >= if mapping.has_file() { MAX_MAPPINGS } else { MAX_WITHOUT_FILE } {
@@ -111,7 +157,7 @@ impl Modules {
                 continue;
             }
             let open = self.open(process, mapping);
-            self.known.insert(mapping.clone());
+            self.known.insert(mapping.clone(), self.seen.len());
             added.push(mapping.clone());
             self.seen.push(profile::Mapping {
                 start: mapping.start,
@@ -166,8 +212,17 @@ impl Modules {
             root: self.root.as_ref().map(Root::path),
             perf_map: self.perf_map.as_ref().map(descriptor),
             left_out: self.left_out,
+            doubtful: self.visits.doubtful(),
         }
     }
+}
+
+/// How many files were mapped in one of the two maps only. Each can explain one call of dlopen or dlclose.
+fn changed_files(before: &[Mapping], after: &[Mapping]) -> u64 {
+    let files = |mappings: &[Mapping]| -> HashSet<FileKey> {
+        mappings.iter().filter(|mapping| mapping.has_file()).map(|mapping| mapping.file).collect()
+    };
+    files(before).symmetric_difference(&files(after)).count() as u64
 }
 
 fn descriptor(file: &File) -> PathBuf {
@@ -181,4 +236,41 @@ fn is_kernels(mapping: &Mapping) -> bool {
 
 fn executable(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
     mappings.iter().filter(|mapping| mapping.executable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_that_a_visitor_can_not_have_been_at() {
+        let mut visits = Visits::default();
+        // 0 and 1 stayed; 2 went, and 3 came.
+        visits.add(&HashSet::from([0, 1]), 4);
+        assert_eq!(visits.doubtful(), [2, 3]);
+        // 4 came later: before that, the visitor may have been there.
+        visits.extend(5);
+        assert_eq!(visits.doubtful(), [2, 3, 4]);
+        visits.add(&HashSet::from([0, 3, 4]), 5);
+        assert_eq!(visits.doubtful(), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_changes_explain() {
+        let map = |text: &str| mappings::parse(text.as_bytes()).unwrap_or_default();
+        let before = map("1000-2000 r-xp 0 8:1 5 /a\n3000-4000 r-xp 0 8:1 6 /b\n5000-6000 r-xp 0 0:0 0 \n");
+        let after = map("1000-2000 r-xp 0 8:1 5 /a (deleted)\n3000-4000 r-xp 0 8:1 7 /c\n");
+        assert_eq!(changed_files(&before, &after), 2);
+        let mut modules = Modules { before: before.clone(), current: after, ..Modules::default() };
+        // One closed and one opened.
+        modules.note_loader(4, true);
+        assert!(!modules.visits.any);
+        // Another one in between.
+        modules.note_loader(5, true);
+        assert!(modules.visits.any);
+        // Nothing but loading.
+        let mut modules = Modules { current: before, ..Modules::default() };
+        modules.note_loader(20, false);
+        assert!(!modules.visits.any);
+    }
 }

@@ -154,6 +154,9 @@ pub struct NameSources {
     pub perf_map: Option<PathBuf>,
     /// Code mappings that were seen but not kept, for there were too many.
     pub left_out: u64,
+    /// Indices of the [`Profile::mappings`], in order, at whose addresses there may have been a library that memtrace never
+    /// saw: one that was loaded and removed between two reads of the memory map.
+    pub doubtful: Vec<usize>,
 }
 
 /// A stack whose numbers contradict each other: a bug of memtrace or of its kernel side.

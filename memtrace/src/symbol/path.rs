@@ -113,12 +113,21 @@ fn cut<'a>(stack: &'a Stack, places: &Places) -> (&'a [u64], StackEnd) {
 }
 
 impl Known<'_> {
-    /// The frames at a return address. `None` if nothing is known, or if what is known is not the same for all the files
-    /// that were there during the trace.
+    /// The frames at a return address. `None` if nothing is known, if what is known is not the same for all the files
+    /// that were there during the trace, or if not all of them are known.
     fn frames(&self, address: u64) -> Option<&[Frame]> {
+        if self.is_doubtful(address) {
+            return None;
+        }
         let mut found = self.places.find(address).map(|position| self.located[position].frames.as_slice());
         let first = found.next().filter(|frames| !frames.is_empty())?;
         found.all(|other| other == first).then_some(first)
+    }
+
+    /// Whether a library that memtrace never saw may have been at an address.
+    fn is_doubtful(&self, address: u64) -> bool {
+        let doubtful = &self.profile.names.doubtful;
+        self.places.find(address).any(|position| doubtful.binary_search(&self.places.get(position).mapping).is_ok())
     }
 
     /// Why frames are missing at the root end, if they are.
@@ -158,7 +167,10 @@ impl Known<'_> {
             // The place is that of the byte before.
             format!("{}+{:#x}", self.module(position), self.places.get(position).offset.saturating_add(1))
         };
-        let places: Vec<String> = self.places.find(address).map(place).collect();
+        let mut places: Vec<String> = self.places.find(address).map(place).collect();
+        if self.is_doubtful(address) {
+            places.push("a library that is gone".to_owned());
+        }
         match places.as_slice() {
             [] => format!("[unknown] ({address:#x})"),
             [place] => format!("[unknown] ({place})"),

@@ -77,6 +77,23 @@ fn code_tells_files_apart() {
     assert_eq!(frames_of(&[0x10030, 0x10020, 0x10050]), [both("0x3030"), both("0x3020"), b.to_owned()]);
 }
 
+/// A library that came and went between two reads of the memory map is in none.
+#[test]
+fn a_library_that_was_not_seen_may_have_been_anywhere_else() {
+    let own = outer_address();
+    let mut profile = profile(vec![stack(&[own], StackEnd::BrokenChain)], mappings());
+    let at = profile.mappings.iter().position(|mapping| (mapping.start..mapping.end).contains(&own)).unwrap();
+    profile.names.doubtful = (0..at).chain(at + 1..at + 2).collect();
+    assert_eq!(frames(&named(&profile).stacks[0])[1], "memtrace::symbol::tests::outer");
+    profile.names.doubtful.insert(at, at);
+    let named = named(&profile);
+    let frames = frames(&named.stacks[0]);
+    assert!(
+        frames[1].starts_with("[ambiguous] (memtrace-") && frames[1].ends_with(" or a library that is gone)"),
+        "{frames:?}"
+    );
+}
+
 #[test]
 fn one_file_in_several_mappings_is_not_ambiguous() {
     let mut twice = mappings();

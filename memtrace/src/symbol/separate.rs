@@ -46,19 +46,20 @@ impl Places {
     /// Finds the files for `module`, which has the path `path` in the target's mount namespace.
     pub fn find(&self, module: &Image, path: &Path) -> Separate {
         let mut found = Separate::default();
-        let mut directory = path.parent().unwrap_or(Path::new("/")).to_path_buf();
+        // Where the file is that has the link to the next, if it is not the module.
+        let mut place = None;
         if !has_debug_information(module) {
             match self.debug_file(module, path, &mut found.problems) {
-                Some((image, place)) => {
+                Some((image, path)) => {
                     found.debug = Some(image);
-                    directory = place;
+                    place = Some(path);
                 }
                 None => return found,
             }
         }
         let last = found.debug.as_ref().unwrap_or(module);
         if let Some(link) = last.alt_link() {
-            match self.continuation(&link, &directory) {
+            match self.continuation(&link, place.as_deref(), path) {
                 Some(image) => found.continued = Some(image),
                 None => found.problems.push(format!(
                     "some names are missing: the file that debug information continues in ({}, build ID {}) was not found",
@@ -72,12 +73,11 @@ impl Places {
         found
     }
 
-    /// A debug file that belongs to `module`, and the directory it is in.
+    /// A debug file that belongs to `module`, and where it is.
     fn debug_file(&self, module: &Image, path: &Path, problems: &mut Vec<String>) -> Option<(Image, PathBuf)> {
         let build_id = module.build_id();
-        let by_id = build_id.map(by_build_id);
         if let Some(id) = build_id
-            && let Some(found) = self.first(by_id.as_slice(), |image| image.build_id() == Some(id))
+            && let Some(found) = self.first(|_| vec![by_build_id(id)], |image| image.build_id() == Some(id))
         {
             return Some(found);
         }
@@ -86,23 +86,26 @@ impl Places {
                 // Of a file without build ID, the checksum decides alone.
                 build_id.zip(image.build_id()).is_none_or(|(own, other)| own == other) && image.crc() == link.crc
             };
-            match by_link(&link, path) {
-                Some(paths) => {
-                    if let Some(found) = self.first(&paths, fits) {
-                        return Some(found);
-                    }
-                }
-                None => problems.push("its debug link is not used: it is no plain file name".into()),
+            if by_link(&link, path).is_none() {
+                problems.push("its debug link is not used: it is no plain file name".into());
+            }
+            let paths = |root: &Root| by_link(&link, root.inside(path)).unwrap_or_default();
+            if let Some(found) = self.first(paths, fits) {
+                return Some(found);
             }
         }
         self.from_server(build_id?, problems).map(|image| (image, PathBuf::from("/")))
     }
 
-    fn continuation(&self, link: &AltLink, directory: &Path) -> Option<Image> {
-        // A relative path is one from the directory of the file that has the link.
-        let paths = [by_build_id(&link.build_id), directory.join(OsStr::from_bytes(&link.path))];
+    /// The file that a link in the module at `module`, or in the debug file at `debug`, leads to.
+    fn continuation(&self, link: &AltLink, debug: Option<&Path>, module: &Path) -> Option<Image> {
+        let paths = |root: &Root| {
+            // A relative path is one from the directory of the file that has the link.
+            let directory = debug.unwrap_or(root.inside(module)).parent().unwrap_or(Path::new("/"));
+            vec![by_build_id(&link.build_id), directory.join(OsStr::from_bytes(&link.path))]
+        };
         let fits = |image: &Image| image.build_id() == Some(&link.build_id);
-        self.first(&paths, fits).map(|(image, _)| image).or_else(|| self.from_server(&link.build_id, &mut Vec::new()))
+        self.first(paths, fits).map(|(image, _)| image).or_else(|| self.from_server(&link.build_id, &mut Vec::new()))
     }
 
     fn from_server(&self, build_id: &[u8], problems: &mut Vec<String>) -> Option<Image> {
@@ -116,14 +119,15 @@ impl Places {
         }
     }
 
-    /// The first of the files that exists, can be used and fits, and its directory: all paths below one root, then
-    /// below the next.
-    fn first(&self, paths: &[PathBuf], fits: impl Fn(&Image) -> bool) -> Option<(Image, PathBuf)> {
-        self.roots.iter().flat_map(|root| paths.iter().map(move |path| (root, path))).find_map(|(root, path)| {
-            let image = Image::of(&root.open(path).ok()?).ok()?;
-            let directory = path.parent().unwrap_or(Path::new("/")).to_path_buf();
-            (useful(&image) && fits(&image)).then_some((image, directory))
-        })
+    /// The first of the files that exists, can be used and fits, and where it is: all paths below one root, then below the
+    /// next.
+    fn first(&self, paths: impl Fn(&Root) -> Vec<PathBuf>, fits: impl Fn(&Image) -> bool) -> Option<(Image, PathBuf)> {
+        self.roots.iter().flat_map(|root| paths(root).into_iter().map(move |path| (root, path))).find_map(
+            |(root, path)| {
+                let image = Image::of(&root.open(&path).ok()?).ok()?;
+                (useful(&image) && fits(&image)).then_some((image, path))
+            },
+        )
     }
 }
 
@@ -157,7 +161,7 @@ fn by_link(link: &DebugLink, module: &Path) -> Option<Vec<PathBuf>> {
     };
     let mut paths = vec![directory.join(name), directory.join(".debug").join(name), global(directory)];
     // Where /lib is a link to /usr/lib, debug files may be in either place.
-    if let Ok(merged) = directory.strip_prefix("/usr") {
+    if let Ok(merged) = directory.strip_prefix("/").unwrap_or(directory).strip_prefix("usr") {
         paths.push(global(merged));
     }
     paths.retain(|path| path != module);

@@ -15,7 +15,11 @@ use super::Process;
 
 /// A root directory, held open: it stays usable after the process that has it has ended.
 #[derive(Debug)]
-pub struct Root(File);
+pub struct Root {
+    directory: File,
+    /// Where it is, as memtrace sees it; `/` also where it is nowhere.
+    prefix: PathBuf,
+}
 
 impl Root {
     /// The root directory of a process.
@@ -32,12 +36,20 @@ impl Root {
     /// It can't be opened, or is no directory.
     pub fn at(path: &Path) -> io::Result<Self> {
         let flags = libc::O_PATH | libc::O_DIRECTORY;
-        Ok(Self(OpenOptions::new().read(true).custom_flags(flags).open(path)?))
+        let directory = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        let prefix = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+        Ok(Self { directory, prefix })
     }
 
     /// A path by which [`Self::at`] opens it again as long as this one lives.
     pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+        PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
+    }
+
+    /// A path of a memory map, as it is below the root. The kernel shows paths as they are for the reader of the map: of a
+    /// process in a chroot they begin with its root directory, of one in another mount namespace they do not.
+    pub fn inside<'a>(&self, path: &'a Path) -> &'a Path {
+        path.strip_prefix(&self.prefix).unwrap_or(path)
     }
 
     /// Opens a regular file below the root for reading. `path` is taken as a process would that has this root: neither
@@ -47,7 +59,7 @@ impl Root {
     /// # Errors
     /// There is no such file, or it can't be read; [`io::ErrorKind::InvalidInput`] if it is not a regular one.
     pub fn open(&self, path: &Path) -> io::Result<File> {
-        let handle = openat2(self.0.as_raw_fd(), path, libc::O_PATH | libc::O_CLOEXEC)?;
+        let handle = openat2(self.directory.as_raw_fd(), path, libc::O_PATH | libc::O_CLOEXEC)?;
         if !handle.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
@@ -104,6 +116,16 @@ mod tests {
         // What a link says still holds when the path to the root is another.
         let again = Root::at(&root.path()).unwrap();
         assert_eq!(content(&again, "dir/relative").unwrap(), "inside");
+    }
+
+    #[test]
+    fn paths_of_memory_maps() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::at(directory.path()).unwrap();
+        assert_eq!(root.inside(&directory.path().join("usr/x")), Path::new("usr/x"));
+        assert_eq!(root.inside(Path::new("/usr/x")), Path::new("/usr/x"));
+        let whole = Root::at(Path::new("/")).unwrap();
+        assert_eq!(whole.inside(Path::new("/usr/x")), Path::new("usr/x"));
     }
 
     #[test]

@@ -42,6 +42,9 @@ const PLAIN_FLAGS: [&str; 12] = [
     "-DMAX_CHAIN=200",
 ];
 
+/// Build ID of the fixture whose debug file is elsewhere.
+pub const NAMES_BUILD_ID: &str = "-Wl,--build-id=0xfeedfacefeedface0123456789abcdef01234567";
+
 /// A compiled fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fixture {
@@ -67,8 +70,8 @@ pub enum Fixture {
     StacksLibraryLarge,
     /// Functions that are hard to name; nothing moved or aligned.
     Names,
-    /// [`Self::Names`] without its symbols, and with a build ID.
-    NamesStripped,
+    /// The same with a build ID of its own, to be split.
+    NamesSplit,
     /// Libraries of one size whose functions have other names.
     NamesFirst,
     NamesSecond,
@@ -113,7 +116,7 @@ impl Fixture {
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
             Self::Names => "names",
-            Self::NamesStripped => "names-bare",
+            Self::NamesSplit => "names-split",
             Self::NamesFirst => "names_first.so",
             Self::NamesSecond => "names_secnd.so",
             Self::NamesCpp => "names-cpp",
@@ -137,7 +140,7 @@ impl Fixture {
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start => &["start.c", "fixture.c"],
-            Self::Names | Self::NamesStripped => &["names.c", "fixture.c"],
+            Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
             Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
             Self::NamesCpp => &["names.cpp"],
             Self::Static => &["plain.c", "fixture.c"],
@@ -168,7 +171,7 @@ impl Fixture {
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibraryLarge => command.args(PLAIN_FLAGS).args(["-DLARGE", "-shared", "-fPIC"]),
             Self::Names => command.args(FLAGS).args(["-falign-functions=1", "-fno-toplevel-reorder", "-rdynamic"]),
-            Self::NamesStripped => command.args(FLAGS).args(["-s", NAMES_BUILD_ID]),
+            Self::NamesSplit => command.args(FLAGS).arg(NAMES_BUILD_ID),
             Self::NamesFirst => command.args(FLAGS).args(["-shared", "-fPIC", "-DNAME=in_first"]),
             Self::NamesSecond => command.args(FLAGS).args(["-shared", "-fPIC", "-DNAME=in_secnd"]),
             _ => command.args(FLAGS),
@@ -182,7 +185,7 @@ impl Fixture {
             | Self::StacksNow
             | Self::StacksFixed
             | Self::Names
-            | Self::NamesStripped => command.arg("-ldl"),
+            | Self::NamesSplit => command.arg("-ldl"),
             _ => &mut command,
         };
         run(command, &compiler);
