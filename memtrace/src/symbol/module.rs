@@ -197,3 +197,54 @@ fn message(panic: &(dyn Any + Send)) -> String {
         .unwrap_or("no message");
     demangle::bounded(message).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::target::test_program::Workshop;
+
+    const SOURCE: &str = "
+static inline __attribute__((always_inline)) int inlined(int x) { return x * 3; }
+__attribute__((noinline)) static int local(int x) { return inlined(x) + 1; }
+int main(int argc, char **argv) { (void)argv; return local(argc); }
+";
+
+    /// Any damage gives some answer for every offset, in bounded time and without a panic that leaves.
+    #[test]
+    fn damaged_files_do_no_harm() {
+        let workshop = Workshop::new();
+        let program = workshop.compile("program", SOURCE, &["-O1", "-g"]);
+        let whole = std::fs::read(&program).unwrap();
+        let places = Places::new(None, None);
+        let offsets: Vec<u64> = (0x1000..0x1400).step_by(4).collect();
+        let answer = |path: &Path| {
+            let mut names = Names::default();
+            let answer = frames(path, path, &offsets, &places, &mut names, &mut |_| {});
+            assert_eq!(answer.frames.len(), offsets.len());
+            answer.frames.iter().flatten().map(|frame| names.get(frame.name).to_string()).collect::<Vec<_>>()
+        };
+        let good = answer(&program);
+        for name in ["main", "local", "inlined"] {
+            assert!(good.iter().any(|found| found == name), "{good:?}");
+        }
+        let damaged = workshop.0.path().join("damaged");
+        let mut random = 1u64;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % below
+        };
+        for round in 0..300 {
+            let mut bytes = whole.clone();
+            for _ in 0..=round % 40 {
+                let position = next(bytes.len());
+                bytes[position] = next(256) as u8;
+            }
+            std::fs::write(&damaged, &bytes).unwrap();
+            answer(&damaged);
+            std::fs::write(&damaged, &whole[..next(whole.len())]).unwrap();
+            answer(&damaged);
+        }
+    }
+}

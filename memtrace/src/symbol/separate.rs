@@ -94,7 +94,7 @@ impl Places {
                 return Some(found);
             }
         }
-        self.from_server(build_id?, problems).map(|image| (image, PathBuf::from("/")))
+        self.ask_server(build_id?, problems).map(|image| (image, PathBuf::from("/")))
     }
 
     /// The file that a link in the module at `module`, or in the debug file at `debug`, leads to.
@@ -105,10 +105,10 @@ impl Places {
             vec![by_build_id(&link.build_id), directory.join(OsStr::from_bytes(&link.path))]
         };
         let fits = |image: &Image| image.build_id() == Some(&link.build_id);
-        self.first(paths, fits).map(|(image, _)| image).or_else(|| self.from_server(&link.build_id, &mut Vec::new()))
+        self.first(paths, fits).map(|(image, _)| image).or_else(|| self.ask_server(&link.build_id, &mut Vec::new()))
     }
 
-    fn from_server(&self, build_id: &[u8], problems: &mut Vec<String>) -> Option<Image> {
+    fn ask_server(&self, build_id: &[u8], problems: &mut Vec<String>) -> Option<Image> {
         match self.server.as_ref()?.debug_file(&hex(build_id)) {
             Ok(Some(file)) => Image::of(&file).ok().filter(|image| image.build_id() == Some(build_id)),
             Ok(None) => None,
