@@ -26,6 +26,8 @@ mod command;
 mod fixtures;
 mod harm;
 mod limits;
+mod names;
+mod names_apart;
 mod outputs;
 mod places;
 mod rules;

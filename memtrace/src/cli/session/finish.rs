@@ -74,6 +74,7 @@ impl Session {
         if self.process.is_alive() && end != TraceEnd::TargetExecuted {
             let _ = self.modules.refresh(&self.process);
         }
+        self.note_loader(self.tracer.loader_events()?)?;
         let seen = self.memory.take().map(|mut memory| {
             memory.drain(&self.process);
             let (mut space, before, after) = memory.finish();
@@ -134,6 +135,7 @@ impl Session {
             functions,
             stacks,
             mappings: self.modules.mappings().to_vec(),
+            names: self.modules.name_sources(),
             events,
             losses,
             rss,

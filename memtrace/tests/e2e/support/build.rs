@@ -42,6 +42,9 @@ const PLAIN_FLAGS: [&str; 12] = [
     "-DMAX_CHAIN=200",
 ];
 
+/// Build ID of the fixture whose debug file is elsewhere.
+pub const NAMES_BUILD_ID: &str = "-Wl,--build-id=0xfeedfacefeedface0123456789abcdef01234567";
+
 /// A compiled fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fixture {
@@ -65,6 +68,14 @@ pub enum Fixture {
     StacksFixed,
     StacksLibrary,
     StacksLibraryLarge,
+    /// Functions that are hard to name; nothing moved or aligned.
+    Names,
+    /// The same with a build ID of its own, to be split.
+    NamesSplit,
+    /// Libraries of one size whose functions have other names.
+    NamesFirst,
+    NamesSecond,
+    NamesCpp,
     /// Without any shared library.
     Static,
     /// Of the other word size.
@@ -104,6 +115,11 @@ impl Fixture {
             Self::StacksFixed => "stacks-fixed",
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
+            Self::Names => "names",
+            Self::NamesSplit => "names-split",
+            Self::NamesFirst => "names_first.so",
+            Self::NamesSecond => "names_secnd.so",
+            Self::NamesCpp => "names-cpp",
             Self::Static => "static",
             Self::Tiny32 => "tiny32",
         }
@@ -124,6 +140,9 @@ impl Fixture {
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start => &["start.c", "fixture.c"],
+            Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
+            Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
+            Self::NamesCpp => &["names.cpp"],
             Self::Static => &["plain.c", "fixture.c"],
             Self::Tiny32 => &["tiny32.S"],
         }
@@ -131,7 +150,7 @@ impl Fixture {
 
     fn compile(self, path: &Path) {
         let compiler = match self {
-            Self::Cpp | Self::Strings => std::env::var("CXX").unwrap_or_else(|_| "c++".into()),
+            Self::Cpp | Self::Strings | Self::NamesCpp => std::env::var("CXX").unwrap_or_else(|_| "c++".into()),
             _ => std::env::var("CC").unwrap_or_else(|_| "cc".into()),
         };
         let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -151,12 +170,22 @@ impl Fixture {
             Self::StacksFixed => command.args(PLAIN_FLAGS).arg("-no-pie"),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibraryLarge => command.args(PLAIN_FLAGS).args(["-DLARGE", "-shared", "-fPIC"]),
+            Self::Names => command.args(FLAGS).args(["-falign-functions=1", "-fno-toplevel-reorder", "-rdynamic"]),
+            Self::NamesSplit => command.args(FLAGS).arg(NAMES_BUILD_ID),
+            Self::NamesFirst => command.args(FLAGS).args(["-shared", "-fPIC", "-DNAME=in_first"]),
+            Self::NamesSecond => command.args(FLAGS).args(["-shared", "-fPIC", "-DNAME=in_secnd"]),
             _ => command.args(FLAGS),
         };
         command.arg("-o").arg(&unfinished).args(self.sources());
         match self {
-            Self::Cpp | Self::Strings => command.arg(c_object("fixture.c", &FLAGS)),
-            Self::Truth | Self::PlainTruth | Self::Stacks | Self::StacksNow | Self::StacksFixed => command.arg("-ldl"),
+            Self::Cpp | Self::Strings | Self::NamesCpp => command.arg(c_object("fixture.c", &FLAGS)),
+            Self::Truth
+            | Self::PlainTruth
+            | Self::Stacks
+            | Self::StacksNow
+            | Self::StacksFixed
+            | Self::Names
+            | Self::NamesSplit => command.arg("-ldl"),
             _ => &mut command,
         };
         run(command, &compiler);
