@@ -31,6 +31,8 @@ pub struct Call {
     pub sp: u64,
     /// Frame pointer register, still the caller's.
     pub fp: u64,
+    /// rbx, still the caller's.
+    pub bx: u64,
 }
 
 /// The current time, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -118,7 +120,7 @@ pub fn begin(call: &Call) {
             Relation::Unclear => state.chain.walk.unclear = 1,
         }
     }
-    let unchanged = unwind::walk(state, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp });
+    let unchanged = unwind::walk(state, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
     if state.chain.walk.unclear != 0 {
         if leads_through(state) {
             // The stack in the state is not that of the pending call any more.

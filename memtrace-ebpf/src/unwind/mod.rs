@@ -10,6 +10,7 @@
 //! and compared ([`verify`]), which takes one read a frame and no search. Where one differs, the walk goes on as usual.
 
 mod hijack;
+mod rbx;
 mod step;
 mod table;
 
@@ -44,6 +45,8 @@ pub struct Start {
     pub pc: u64,
     pub sp: u64,
     pub fp: u64,
+    /// rbx; 0 if it is not known, which ends a walk that needs it.
+    pub bx: u64,
 }
 
 /// What the loops' callbacks are given: it must be on the BPF stack.
@@ -193,6 +196,7 @@ fn begin(walk: &mut Walk, start: &Start) {
     walk.pc = start.pc;
     walk.sp = start.sp;
     walk.fp = start.fp;
+    walk.bx = start.bx;
     walk.found = 0;
     walk.end = StackEnd::Depth as u32;
     walk.keep = 0;
