@@ -23,11 +23,14 @@ pub enum Loss {
     HashCollision = 7,
     /// A message to the user side found no room in the ring buffer: names of code mapped late may be missing.
     RingFull = 8,
+    /// By frame pointers, a call could not be told from one inside a call that turned out to be left without a return: it
+    /// is missing.
+    Hidden = 9,
 }
 
 impl Loss {
     /// Number of reasons: the length of the counter array.
-    pub const COUNT: u32 = 9;
+    pub const COUNT: u32 = 10;
 
     /// Every reason, in order of its number.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -40,6 +43,7 @@ impl Loss {
         Self::StackUnreadable,
         Self::HashCollision,
         Self::RingFull,
+        Self::Hidden,
     ];
 
     /// The reason numbered `raw`.
@@ -59,6 +63,7 @@ impl Loss {
             Self::StackUnreadable => "stack_unreadable",
             Self::HashCollision => "hash_collision",
             Self::RingFull => "ring_full",
+            Self::Hidden => "hidden",
         }
     }
 
@@ -75,13 +80,16 @@ impl Loss {
             Self::ResultUnreadable => "allocations not recorded: the pointer the function stored could not be read",
             Self::StackUnreadable => "allocations under an unknown call path: the stack could not be read",
             Self::HashCollision => "allocations under an unknown call path: their stack's hash is taken by others",
+            Self::Hidden => {
+                "allocations not recorded: taken for calls inside one that never returned (unwind by tables to tell them)"
+            }
             Self::RingFull => "messages to memtrace lost: code mapped during the trace may lack names",
         }
     }
 
     /// Whether bytes or blocks are missing from the totals, so that they are lower bounds.
     pub const fn lowers_totals(self) -> bool {
-        matches!(self, Self::BlocksFull | Self::ThreadsFull | Self::Abandoned | Self::ResultUnreadable)
+        matches!(self, Self::BlocksFull | Self::ThreadsFull | Self::Abandoned | Self::ResultUnreadable | Self::Hidden)
     }
 }
 

@@ -125,6 +125,10 @@ pub fn begin(call: &Call) {
         if leads_through(state) {
             // The stack in the state is not that of the pending call any more.
             state.chain.keep = 0;
+            if unwind::by_frame_pointers(state) {
+                state.hidden_count += 1;
+                state.hidden_bytes = state.hidden_bytes.saturating_add(call.size);
+            }
             maps::count(Counter::Nested);
             return;
         }
@@ -146,6 +150,11 @@ pub fn begin(call: &Call) {
 #[inline(always)]
 pub fn abandon(state: &mut ThreadState) {
     maps::lose(Loss::Abandoned, state.size);
+    if state.hidden_count != 0 {
+        maps::lose_many(Loss::Hidden, state.hidden_count, state.hidden_bytes);
+        state.hidden_count = 0;
+        state.hidden_bytes = 0;
+    }
     debug!((), "call at sp {:x} was left without a return", state.sp);
     state.sp = 0;
 }
@@ -174,6 +183,8 @@ pub fn commit(result: u64, sp: u64) {
         return;
     }
     state.sp = 0;
+    state.hidden_count = 0;
+    state.hidden_bytes = 0;
     let tgid = (thread >> 32) as u32;
     let address = if state.out_pointer == 0 {
         result

@@ -191,10 +191,8 @@ fn next(walk: &mut Walk, state: *const ThreadState) -> Result<Next, StackEnd> {
         if return_trampoline(walk.pc) != Some(false) {
             return Err(StackEnd::Hijacked);
         }
-        if walk.mode == Unwind::Auto as u32 {
-            // Code that appeared just now, or was compiled at run time.
-            return by_frame_pointer(walk).map_err(|_| StackEnd::UnknownCode);
-        }
+        // Code that appeared just now. Most of it has rows, which are on their way, and no frame pointers: rbp would lead
+        // past frames, and nothing would show it.
         return Err(StackEnd::UnknownCode);
     }
     if walk.stale != 0 && walk.code.is_removable() {

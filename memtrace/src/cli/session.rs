@@ -9,7 +9,9 @@ use std::{
 use anyhow::{Context as _, bail};
 use memtrace_common::{
     event::{Counter, EventKind},
+    loss::{Loss, LossCount},
     settings::Unwind,
+    stack::{StackEnd, StackRecord, Totals},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -28,7 +30,7 @@ use crate::{
         source::uprobe::{AttachPoint, Role},
         tracer::EventStream,
     },
-    profile::{Events, Function, Process as Traced, Profile, TraceEnd},
+    profile::{self, Amount, Events, Function, LateCode, Process as Traced, Profile, TraceEnd},
     target::{
         self, Discovery, Mapping, Module, Process,
         function::Role as FunctionRole,
@@ -98,6 +100,11 @@ pub struct Session {
     rss: Option<(Rss, Rss)>,
     last_refresh: Instant,
     refresh_wanted: bool,
+    /// When the first message was sent that made a refresh wanted (see [`memtrace_common::event::Event::time`]).
+    wanted_since: Option<u64>,
+    /// When the memory map was read last, on the same clock.
+    last_read: u64,
+    late: LateCode,
     sweeper: Sweeper,
 }
 
@@ -141,7 +148,7 @@ impl Session {
         }
         let mut unwinding = Unwinding::default();
         if options.unwind != Unwind::FramePointers {
-            unwinding.prepare(&modules);
+            unwinding.prepare(&process, &modules);
         }
         let (rows, blocks) = unwinding.size();
         let settings = Settings {
@@ -190,6 +197,9 @@ impl Session {
             started: None,
             last_refresh: Instant::now(),
             refresh_wanted: false,
+            wanted_since: None,
+            last_read: monotonic_now()?,
+            late: LateCode::default(),
             sweeper: Sweeper::new(sweep),
         })
     }
@@ -226,24 +236,44 @@ impl Session {
         &mut self.tracer
     }
 
-    /// Reads the memory map again now.
+    /// Reads the memory map again now, while the target is held: what it has mapped does not count as late.
     pub fn refresh_modules(&mut self) {
-        if let Err(error) = self.try_refresh_modules() {
+        if let Err(error) = self.try_refresh_modules(false) {
             tracing::warn!("stacks through code mapped just now will be cut: {error}");
         }
     }
 
-    fn try_refresh_modules(&mut self) -> Result<(), kernel::KernelError> {
+    fn try_refresh_modules(&mut self, late: bool) -> Result<(), kernel::KernelError> {
         let events = self.tracer.loader_events()?;
+        let since = self.wanted_since.take().unwrap_or(self.last_read);
+        self.last_read = monotonic_now().unwrap_or(since);
+        let before = self.modules.mappings().len();
         // A target that has just exited has no map any more: what was seen before stays.
         let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
         if changed {
             if self.unwind != Unwind::FramePointers {
-                self.unwinding.prepare(&self.modules);
+                self.unwinding.prepare(&self.process, &self.modules);
             }
             self.unwinding.hand_over(&mut self.tracer, &self.modules)?;
+            if late {
+                self.note_late_code(before, since);
+            }
         }
         self.tracer.set_loader_seen(events)
+    }
+
+    /// Notes that the mappings from number `before` on are in force now, for which `since` was the earliest moment.
+    fn note_late_code(&mut self, before: usize, since: u64) {
+        let new = &self.modules.mappings()[before.min(self.modules.mappings().len())..];
+        if new.is_empty() {
+            return;
+        }
+        let delay = Duration::from_nanos(monotonic_now().unwrap_or(since).saturating_sub(since));
+        for mapping in new {
+            tracing::info!("rows of {:?} in force, after at most {delay:?}", mapping.name);
+        }
+        self.late.mappings += new.len() as u64;
+        self.late.longest = self.late.longest.max(delay);
     }
 
     /// Begins to record.
@@ -331,7 +361,7 @@ impl Session {
             match EventKind::from_raw(event.kind) {
                 Some(EventKind::Mappings) => {
                     // While the target is in its loader: it may be gone before long.
-                    self.refresh_wanted = true;
+                    self.want_refresh(event.time);
                     self.last_refresh = Instant::now() - REFRESH_PAUSE;
                     self.refresh();
                 }
@@ -339,7 +369,9 @@ impl Session {
                     let number = u32::try_from(event.value).unwrap_or(u32::MAX);
                     let record = self.tracer.stack(number)?;
                     let frames = record.frames.iter().take(usize::from(record.len));
-                    self.refresh_wanted = frames.into_iter().any(|address| !self.modules.contains(*address));
+                    if frames.into_iter().any(|address| !self.modules.contains(*address)) {
+                        self.want_refresh(event.time);
+                    }
                 }
                 Some(EventKind::Fork) => self.sweeper.forked(),
                 Some(EventKind::Exec) => return Ok(true),
@@ -349,9 +381,16 @@ impl Session {
         Ok(false)
     }
 
+    fn want_refresh(&mut self, since: u64) {
+        self.refresh_wanted = true;
+        self.wanted_since.get_or_insert(since);
+    }
+
     fn refresh(&mut self) {
         if self.refresh_wanted && self.last_refresh.elapsed() >= REFRESH_PAUSE {
-            self.refresh_modules();
+            if let Err(error) = self.try_refresh_modules(true) {
+                tracing::warn!("stacks through code mapped just now will be cut: {error}");
+            }
             self.refresh_wanted = false;
             self.last_refresh = Instant::now();
         }
@@ -391,7 +430,10 @@ impl Session {
         let _ = self.drain();
         self.tracer.detach()?;
         if self.process.is_alive() && end != TraceEnd::TargetExecuted {
+            let before = self.modules.mappings().len();
             let _ = self.modules.refresh(&self.process);
+            // Their rows came in force never.
+            self.late.mappings += (self.modules.mappings().len() - before.min(self.modules.mappings().len())) as u64;
         }
         let functions = functions(&self.discovery);
         let mut records = HashMap::new();
@@ -411,6 +453,7 @@ impl Session {
             failed: self.tracer.counter(Counter::Failed)?,
         };
         self.refuse_blindness(&events)?;
+        let unwinding = self.unwound(&records, &totals);
         let total = |rss: Rss| rss.anonymous + rss.file + rss.shared;
         let profile = Profile {
             process: Traced { pid: self.process.pid(), comm: self.process.comm().to_owned() },
@@ -421,10 +464,56 @@ impl Session {
             stacks,
             mappings: self.modules.mappings().to_vec(),
             events,
-            losses: self.tracer.losses()?,
+            losses: self.losses()?,
+            unwinding,
             rss: self.rss.map(|(before, after)| (total(before), total(after))),
         };
         Ok(Finished { profile, modules: self.modules, imbalances })
+    }
+
+    /// All losses, with those that only the end of the trace shows.
+    fn losses(&self) -> anyhow::Result<Vec<(Loss, LossCount)>> {
+        let mut losses = self.tracer.losses()?;
+        if self.unwind == Unwind::FramePointers {
+            let hidden = self.tracer.hidden_calls()?;
+            match losses.iter_mut().find(|(loss, _)| *loss == Loss::Hidden) {
+                Some((_, count)) => {
+                    count.count = count.count.saturating_add(hidden.count);
+                    count.bytes = count.bytes.saturating_add(hidden.bytes);
+                }
+                None if hidden.count > 0 => losses.push((Loss::Hidden, hidden)),
+                None => {}
+            }
+        }
+        Ok(losses)
+    }
+
+    /// What the unwind tables did not cover.
+    fn unwound(&self, records: &HashMap<u32, StackRecord>, totals: &[Totals]) -> profile::Unwinding {
+        let mut late = self.late;
+        for (number, record) in records {
+            let outermost = record.frames[0];
+            let unknown = record.end == StackEnd::UnknownCode as u8 && record.len > 0;
+            let Some(totals) = totals.get(*number as usize).filter(|totals| unknown && totals.allocated_count > 0)
+            else {
+                continue;
+            };
+            // What is no code at all stays a mere unknown address.
+            if self.modules.contains(outermost.wrapping_sub(1)) {
+                late.stacks += 1;
+                late.allocated =
+                    late.allocated.plus(Amount { bytes: totals.allocated_bytes, count: totals.allocated_count });
+            }
+        }
+        profile::Unwinding {
+            problems: if self.unwind == Unwind::FramePointers {
+                Vec::new()
+            } else {
+                self.unwinding.problems(self.unwind)
+            },
+            left_out: self.unwinding.left_out() as u64,
+            late,
+        }
     }
 
     /// Zero probe hits while anonymous memory grows is an error, never an empty result.

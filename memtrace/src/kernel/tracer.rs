@@ -14,7 +14,7 @@ use aya::{
     programs::{ProgramError, RawTracePoint, UProbe, raw_trace_point::RawTracePointLink, uprobe::UProbeLink},
 };
 use memtrace_common::{
-    block::{Block, BlockKey},
+    block::{Block, BlockKey, ThreadState},
     event::{Counter, Event},
     loss::{Loss, LossCount},
     maps,
@@ -391,6 +391,22 @@ impl Tracer {
         Ok(losses)
     }
 
+    /// Calls of threads inside another call at this moment that may not be inside it: the other may never return, which
+    /// frame pointers can't tell. Counted when it is known ([`Loss::Hidden`]), and not yet for these.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn hidden_calls(&self) -> Result<LossCount, KernelError> {
+        let mut hidden = LossCount::default();
+        self.for_each(maps::THREADS, |_: &u64, thread: &ThreadState| {
+            if thread.sp != 0 {
+                hidden.count = hidden.count.saturating_add(thread.hidden_count);
+                hidden.bytes = hidden.bytes.saturating_add(thread.hidden_bytes);
+            }
+        })?;
+        Ok(hidden)
+    }
+
     /// One counter, summed over the CPUs.
     ///
     /// # Errors
@@ -478,8 +494,9 @@ impl EventStream {
             let item = self.ring.next()?;
             // Anything of another size is not from this object file; there is no such thing, but bytes are bytes.
             let Ok(bytes) = <&[u8; size_of::<Event>()]>::try_from(&*item) else { continue };
-            let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-            return Some(Event { kind: word(0), tgid: word(4), value: u64::from(word(8)) | u64::from(word(12)) << 32 });
+            let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+            let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
+            return Some(Event { kind: half(0), tgid: half(4), value: word(8), time: word(16) });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a trace found, before names are given: stacks with their numbers, and what it takes to read them later.
 
 mod named;
+mod unwinding;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,6 +11,7 @@ use memtrace_common::{
 };
 
 pub use named::{NameProblem, NamedProfile, NamedStack, UNKNOWN_CALL_PATH};
+pub use unwinding::{LateCode, UnwindProblem, Unwinding};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +57,8 @@ pub struct Profile {
     pub events: Events,
     /// Non-zero losses.
     pub losses: Vec<(Loss, LossCount)>,
+    /// What the unwind tables did not cover.
+    pub unwinding: Unwinding,
     /// Resident set at the start and at the end (the last known value if the process has exited), bytes.
     pub rss: Option<(u64, u64)>,
 }

@@ -7,7 +7,7 @@ use memtrace_common::{
     stack::StackEnd,
 };
 
-use super::{Amount, Events, Function, Imbalance, Process, TraceEnd, check_balance};
+use super::{Amount, Events, Function, Imbalance, Process, TraceEnd, Unwinding, check_balance};
 
 /// The only frame of calls whose stack could not be stored.
 pub const UNKNOWN_CALL_PATH: &str = "[unknown call path]";
@@ -31,6 +31,8 @@ pub struct NamedProfile {
     pub events: Events,
     /// Non-zero losses.
     pub losses: Vec<(Loss, LossCount)>,
+    /// What the unwind tables did not cover.
+    pub unwinding: Unwinding,
     /// Resident set at the start and at the end, bytes.
     pub rss: Option<(u64, u64)>,
     /// Modules whose addresses have no names, or worse ones than they could have.

@@ -57,6 +57,7 @@ pub fn name(profile: &Profile, progress: &mut dyn FnMut(usize, usize)) -> NamedP
         stacks: merged.finish(&names),
         events: profile.events,
         losses: profile.losses.clone(),
+        unwinding: profile.unwinding.clone(),
         rss: profile.rss,
         problems,
     }

@@ -7,7 +7,7 @@ use std::{hint::black_box, path::PathBuf, time::Duration};
 use memtrace_common::stack::StackEnd;
 
 use super::*;
-use crate::profile::{Amount, Events, Function, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH};
+use crate::profile::{Amount, Events, Function, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH, Unwinding};
 
 #[inline(never)]
 fn outer(value: u64) -> u64 {
@@ -85,6 +85,7 @@ fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
         mappings,
         events: Events::default(),
         losses: Vec::new(),
+        unwinding: Unwinding::default(),
         rss: None,
     }
 }

@@ -13,7 +13,7 @@ use std::{fmt, sync::Arc};
 
 use crate::profile::{Amount, NamedProfile, NamedStack};
 
-pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Truncated, coverage};
+pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Share, Truncated, coverage};
 pub use headline::headline;
 pub use leaks::{Growth, LeakRow, LeakTable, leaks};
 

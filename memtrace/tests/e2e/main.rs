@@ -30,4 +30,5 @@ mod outputs;
 mod places;
 mod rules;
 mod stacks;
+mod stacks_loader;
 mod truth;

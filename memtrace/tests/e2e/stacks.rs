@@ -45,19 +45,19 @@ const START_CODE: [&str; 16] = [
 ];
 
 /// Why frames are missing at the root end, as memtrace says it.
-const TRUNCATED: &str = "[truncated: ";
+pub const TRUNCATED: &str = "[truncated: ";
 
 /// Most frames that memtrace keeps.
 const MAX_FRAMES: usize = 127;
 
 /// What is reported of calls by the program's own functions, start code taken off, and how many frames that had.
-struct Reported {
-    paths: Folded,
-    start_frames: usize,
+pub struct Reported {
+    pub paths: Folded,
+    pub start_frames: usize,
 }
 
 /// Traces one case and gives its truth and the report.
-fn trace(fixture: Fixture, arguments: &[&str], options: &[&str]) -> (Truth, Folded) {
+pub fn trace(fixture: Fixture, arguments: &[&str], options: &[&str]) -> (Truth, Folded) {
     let mut target = Target::start(fixture, arguments);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file = directory.path().join("all.folded");
@@ -84,7 +84,7 @@ fn is_start_code(frame: &str) -> bool {
     START_CODE.contains(&frame) || frame == "__start_context" || frame.starts_with("[unknown] (libc.so.6+")
 }
 
-fn own(truth: &Truth, folded: &Folded, canonical: impl Fn(&str) -> String) -> Reported {
+pub fn own(truth: &Truth, folded: &Folded, canonical: impl Fn(&str) -> String) -> Reported {
     let (roots, callers) = (truth.roots(), truth.callers());
     let mut reported = Reported { paths: Folded::new(), start_frames: 0 };
     for (path, bytes) in folded {
@@ -118,7 +118,7 @@ fn own(truth: &Truth, folded: &Folded, canonical: impl Fn(&str) -> String) -> Re
 }
 
 /// The truth as it is to be reported: of paths with more frames than are kept, the inner ones.
-fn expected(truth: &Truth, start_frames: usize) -> Paths {
+pub fn expected(truth: &Truth, start_frames: usize) -> Paths {
     let mut paths = Paths::new();
     for (path, amount) in &truth.all {
         let frames = path.len() - 1;

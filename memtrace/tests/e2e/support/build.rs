@@ -42,6 +42,9 @@ const PLAIN_FLAGS: [&str; 12] = [
     "-DMAX_CHAIN=200",
 ];
 
+/// What the libraries of the stacks' fixtures use of the program.
+const EXPORT: &str = "-Wl,--export-dynamic-symbol=loader_hook";
+
 /// A compiled fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fixture {
@@ -65,6 +68,12 @@ pub enum Fixture {
     StacksFixed,
     StacksLibrary,
     StacksLibraryLarge,
+    /// Bound at its first calls.
+    LoaderLibrary,
+    /// The same, bound when it is opened; variables of threads are found by descriptors.
+    LoaderLibraryNow,
+    /// Uses the first of them.
+    LoaderUser,
     /// Without any shared library.
     Static,
     /// Of the other word size.
@@ -104,6 +113,9 @@ impl Fixture {
             Self::StacksFixed => "stacks-fixed",
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
+            Self::LoaderLibrary => "loader_lazy.so",
+            Self::LoaderLibraryNow => "loader_now.so",
+            Self::LoaderUser => "loader_user.so",
             Self::Static => "static",
             Self::Tiny32 => "tiny32",
         }
@@ -118,9 +130,17 @@ impl Fixture {
             }
             Self::Cpp => &["cpp.cpp"],
             Self::Strings => &["strings.cpp"],
-            Self::Stacks | Self::StacksNow | Self::StacksFixed => {
-                &["stacks.c", "stacks_chain.c", "stacks_switch.c", "stacks_shape.c", "stacks_asm.S", "fixture.c"]
-            }
+            Self::Stacks | Self::StacksNow | Self::StacksFixed => &[
+                "stacks.c",
+                "stacks_chain.c",
+                "stacks_switch.c",
+                "stacks_shape.c",
+                "stacks_loader.c",
+                "stacks_asm.S",
+                "fixture.c",
+            ],
+            Self::LoaderLibrary | Self::LoaderLibraryNow => &["stacks_loader_lib.c"],
+            Self::LoaderUser => &["stacks_loader_user.c"],
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start => &["start.c", "fixture.c"],
@@ -146,10 +166,15 @@ impl Fixture {
             Self::PlainTruthLibrary => command.args(PLAIN).args(["-shared", "-fPIC"]),
             Self::PlainTruth => command.args(PLAIN).arg("-rdynamic"),
             Self::Strings => command.args(PLAIN),
-            Self::Stacks => command.args(PLAIN_FLAGS).arg("-Wl,-z,lazy"),
-            Self::StacksNow => command.args(PLAIN_FLAGS).arg("-Wl,-z,now"),
-            Self::StacksFixed => command.args(PLAIN_FLAGS).arg("-no-pie"),
+            Self::Stacks => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", EXPORT]),
+            Self::StacksNow => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", EXPORT]),
+            Self::StacksFixed => command.args(PLAIN_FLAGS).args(["-no-pie", EXPORT]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
+            Self::LoaderUser => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", "-shared", "-fPIC"]),
+            Self::LoaderLibrary => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", "-shared", "-fPIC"]),
+            Self::LoaderLibraryNow => {
+                command.args(PLAIN_FLAGS).args(["-Wl,-z,now", "-mtls-dialect=gnu2", "-shared", "-fPIC"])
+            }
             Self::StacksLibraryLarge => command.args(PLAIN_FLAGS).args(["-DLARGE", "-shared", "-fPIC"]),
             _ => command.args(FLAGS),
         };
