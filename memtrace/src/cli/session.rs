@@ -270,7 +270,7 @@ impl Session {
         }
         let delay = Duration::from_nanos(monotonic_now().unwrap_or(since).saturating_sub(since));
         for mapping in new {
-            tracing::info!("rows of {:?} in force, after at most {delay:?}", mapping.name);
+            tracing::info!("the code of {:?} is known, after at most {delay:?}", mapping.name);
         }
         self.late.mappings += new.len() as u64;
         self.late.longest = self.late.longest.max(delay);

@@ -30,5 +30,6 @@ mod outputs;
 mod places;
 mod rules;
 mod stacks;
+mod stacks_late;
 mod stacks_loader;
 mod truth;

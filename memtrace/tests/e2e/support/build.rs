@@ -136,6 +136,7 @@ impl Fixture {
                 "stacks_switch.c",
                 "stacks_shape.c",
                 "stacks_loader.c",
+                "stacks_late.c",
                 "stacks_asm.S",
                 "fixture.c",
             ],
