@@ -77,11 +77,16 @@ pub fn trace(fixture: Fixture, arguments: &[&str], options: &[&str]) -> (Truth, 
 fn returns_from_signal(frames: &[String], position: usize) -> bool {
     let name = frames[position].as_str();
     let next = frames.get(position + 1).map(String::as_str);
-    next == Some("handler") && (name == "__restore_rt" || name.starts_with("[unknown] (libc.so.6+"))
+    next == Some("handler") && (name == "__restore_rt" || is_unnamed_libc(name))
+}
+
+/// A function without a name in the C library, which in static programs is the program.
+fn is_unnamed_libc(frame: &str) -> bool {
+    ["[unknown] (libc.so.6+", "[unknown] (stacks-s"].iter().any(|start| frame.starts_with(start))
 }
 
 fn is_start_code(frame: &str) -> bool {
-    START_CODE.contains(&frame) || frame == "__start_context" || frame.starts_with("[unknown] (libc.so.6+")
+    START_CODE.contains(&frame) || frame == "__start_context" || is_unnamed_libc(frame)
 }
 
 pub fn own(truth: &Truth, folded: &Folded, canonical: impl Fn(&str) -> String) -> Reported {
@@ -242,6 +247,28 @@ fn assembly_with_a_frame_pointer_only() {
 fn the_first_call_through_the_linkage_table_and_immediate_binding() {
     for fixture in [Fixture::StacksNow, Fixture::StacksFixed] {
         for case in ["two-callers", "jumps", "threads", "signals"] {
+            exact_in(fixture, &[case], &[]);
+        }
+    }
+}
+
+#[test]
+fn static_programs() {
+    for fixture in [Fixture::StacksStatic, Fixture::StacksStaticPie] {
+        for case in [
+            "two-callers",
+            "recursion",
+            "deep",
+            "alloca",
+            "jumps",
+            "coroutines",
+            "threads",
+            "signals",
+            "signals-other-stack",
+            "large-frames",
+            "aligned-frames",
+            "assembly",
+        ] {
             exact_in(fixture, &[case], &[]);
         }
     }

@@ -56,8 +56,11 @@ fn assert_whole_or_marked(what: &str, truth: &Truth, reported: &Folded, report: 
     let (early, _) = truth_of("at_once").pop_first().expect("a path");
     let expected = truth.all[&early].bytes;
     let whole = reported.get(&early).copied().unwrap_or_default();
-    let cut: Vec<(&Path, u64)> =
-        reported.iter().filter(|(path, _)| path[0].starts_with(TRUNCATED)).map(|(path, bytes)| (path, *bytes)).collect();
+    let cut: Vec<(&Path, u64)> = reported
+        .iter()
+        .filter(|(path, _)| path[0].starts_with(TRUNCATED))
+        .map(|(path, bytes)| (path, *bytes))
+        .collect();
     for (path, _) in &cut {
         assert!(early.ends_with(&path[1..]) && path.len() >= 4, "{what}: {path:?} is no part of {early:?}");
         assert!(path[0].contains("unknown code"), "{what}: {path:?}");
@@ -97,6 +100,7 @@ fn a_library() {
 fn code_made_at_run_time() {
     let _turn = turn();
     let (truth, folded, report) = trace(&["late-code"], "", &[]);
-    let reported = own(&truth, &folded, |frame| if frame.starts_with("[unknown] (") { "made" } else { frame }.to_owned());
+    let reported =
+        own(&truth, &folded, |frame| if frame.starts_with("[unknown] (") { "made" } else { frame }.to_owned());
     assert_whole_or_marked("made", &truth, &reported.paths, &report);
 }

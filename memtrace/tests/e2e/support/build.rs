@@ -66,6 +66,10 @@ pub enum Fixture {
     StacksNow,
     /// The same, at fixed addresses.
     StacksFixed,
+    /// The same, without any shared library.
+    StacksStatic,
+    /// The same, and at any address.
+    StacksStaticPie,
     StacksLibrary,
     StacksLibraryLarge,
     /// Bound at its first calls.
@@ -74,8 +78,8 @@ pub enum Fixture {
     LoaderLibraryNow,
     /// Uses the first of them.
     LoaderUser,
-    /// Without any shared library.
-    Static,
+    /// Without any shared library, and without symbols.
+    Stripped,
     /// Of the other word size.
     Tiny32,
 }
@@ -111,12 +115,14 @@ impl Fixture {
             Self::Stacks => "stacks",
             Self::StacksNow => "stacks-now",
             Self::StacksFixed => "stacks-fixed",
+            Self::StacksStatic => "stacks-static",
+            Self::StacksStaticPie => "stacks-spie",
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
             Self::LoaderLibrary => "loader_lazy.so",
             Self::LoaderLibraryNow => "loader_now.so",
             Self::LoaderUser => "loader_user.so",
-            Self::Static => "static",
+            Self::Stripped => "stripped",
             Self::Tiny32 => "tiny32",
         }
     }
@@ -130,7 +136,7 @@ impl Fixture {
             }
             Self::Cpp => &["cpp.cpp"],
             Self::Strings => &["strings.cpp"],
-            Self::Stacks | Self::StacksNow | Self::StacksFixed => &[
+            Self::Stacks | Self::StacksNow | Self::StacksFixed | Self::StacksStatic | Self::StacksStaticPie => &[
                 "stacks.c",
                 "stacks_chain.c",
                 "stacks_switch.c",
@@ -145,7 +151,7 @@ impl Fixture {
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start => &["start.c", "fixture.c"],
-            Self::Static => &["plain.c", "fixture.c"],
+            Self::Stripped => &["plain.c", "fixture.c"],
             Self::Tiny32 => &["tiny32.S"],
         }
     }
@@ -160,7 +166,7 @@ impl Fixture {
         command.current_dir(sources_directory());
         match self {
             Self::Tiny32 => command.args(["-m32", "-nostdlib", "-static"]),
-            Self::Static => command.args(FLAGS).arg("-static"),
+            Self::Stripped => command.args(FLAGS).args(["-static", "-s"]),
             Self::TruthLibrary => command.args(FLAGS).args(["-shared", "-fPIC"]),
             // The library uses the executable's bookkeeping.
             Self::Truth => command.args(FLAGS).arg("-rdynamic"),
@@ -170,6 +176,9 @@ impl Fixture {
             Self::Stacks => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", EXPORT]),
             Self::StacksNow => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", EXPORT]),
             Self::StacksFixed => command.args(PLAIN_FLAGS).args(["-no-pie", EXPORT]),
+            // dlopen is there, but needs the shared library to work; so the linker warns.
+            Self::StacksStatic => command.args(PLAIN_FLAGS).args(["-static", "-Wl,--no-warnings"]),
+            Self::StacksStaticPie => command.args(PLAIN_FLAGS).args(["-static-pie", "-Wl,--no-warnings"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::LoaderUser => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", "-shared", "-fPIC"]),
             Self::LoaderLibrary => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", "-shared", "-fPIC"]),
