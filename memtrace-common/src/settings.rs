@@ -19,6 +19,8 @@ pub mod globals {
     pub const RETURN_ADDRESS: &str = "RETURN_ADDRESS";
     /// u32: [`super::ReturnInstances::next`].
     pub const RETURN_NEXT: &str = "RETURN_NEXT";
+    /// u32: 1 to walk every stack from its innermost frame, without the thread's last one; only for measurements.
+    pub const PLAIN_WALKS: &str = "PLAIN_WALKS";
     /// u32: 1 if [`super::calls`] were replaced by the kernel functions that they stand for; 0: they are never made.
     pub const PREEMPT_GUARD: &str = "PREEMPT_GUARD";
 }

@@ -73,6 +73,8 @@ static RETURN_ADDRESS: u32 = 0;
 #[unsafe(no_mangle)]
 static RETURN_NEXT: u32 = 0;
 #[unsafe(no_mangle)]
+static PLAIN_WALKS: u32 = 0;
+#[unsafe(no_mangle)]
 static PREEMPT_GUARD: u32 = 0;
 
 /// Reads a constant that the user side replaces before loading; the compiler must not see its value.
@@ -108,6 +110,11 @@ pub fn return_instances() -> ReturnInstances {
 #[inline(always)]
 pub fn max_stacks() -> u32 {
     constant!(MAX_STACKS)
+}
+
+#[inline(always)]
+pub fn plain_walks() -> bool {
+    constant!(PLAIN_WALKS) != 0
 }
 
 #[inline(always)]

@@ -72,6 +72,9 @@ pub struct Args {
     /// Bits of the stack hash to ignore, so that tests can make stacks collide
     #[arg(long, hide = true, default_value_t = 0)]
     hash_ignore: u64,
+    /// Walks every stack from its innermost frame, so that the benchmark can compare
+    #[arg(long, hide = true)]
+    plain_walks: bool,
     /// Command to start and trace; its exit status becomes memtrace's
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -94,7 +97,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn options(args: &Args) -> Options {
-    Options { budget: Budget::from_mebibytes(args.memory_budget), unwind: args.unwind, hash_ignore: args.hash_ignore }
+    Options {
+        budget: Budget::from_mebibytes(args.memory_budget),
+        unwind: args.unwind,
+        hash_ignore: args.hash_ignore,
+        plain_walks: args.plain_walks,
+    }
 }
 
 /// Checks what the command line can tell by itself, and opens the outputs, before anything is attached.

@@ -60,12 +60,14 @@ pub struct Options {
     pub unwind: Unwind,
     /// Bits of the stack hash to ignore: 0, except in tests.
     pub hash_ignore: u64,
+    /// Whether every stack is walked from its innermost frame: for measurements.
+    pub plain_walks: bool,
 }
 
 impl Options {
     /// Stacks by frame pointers alone.
     pub fn plain(budget: Budget) -> Self {
-        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0 }
+        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0, plain_walks: false }
     }
 }
 
@@ -158,6 +160,7 @@ impl Session {
             rows: room(rows),
             blocks: room(blocks),
             hash_ignore: options.hash_ignore,
+            plain_walks: options.plain_walks,
             oracle: match probes {
                 Probes::Oracle { bytes, .. } => bytes,
                 Probes::Recording | Probes::Empty => 0,

@@ -117,6 +117,8 @@ pub struct Settings {
     pub blocks: u32,
     /// Bits of the stack hash to clear: 0, except in tests of collisions.
     pub hash_ignore: u64,
+    /// Whether every stack is walked from its innermost frame, without the thread's last one: for measurements.
+    pub plain_walks: bool,
     /// Bytes of the ring buffer for [`super::source::oracle`], a power of two; 0, except in the unwinder's test.
     pub oracle: u32,
 }
@@ -124,7 +126,16 @@ pub struct Settings {
 impl Settings {
     /// For every process that the probes reach, with stacks by frame pointers.
     pub fn plain(budget: Budget) -> Self {
-        Self { tgid: None, budget, unwind: Unwind::FramePointers, rows: 0, blocks: 0, hash_ignore: 0, oracle: 0 }
+        Self {
+            tgid: None,
+            budget,
+            unwind: Unwind::FramePointers,
+            rows: 0,
+            blocks: 0,
+            hash_ignore: 0,
+            plain_walks: false,
+            oracle: 0,
+        }
     }
 }
 
@@ -183,6 +194,7 @@ impl Tracer {
             .override_global(globals::TARGET_TGID, &tgid, true)
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
+            .override_global(globals::PLAIN_WALKS, &u32::from(settings.plain_walks), true)
             .override_global(globals::PREEMPT_GUARD, &u32::from(guard.is_some()), true)
             .override_global(aya_log::LEVEL, &log_level, false)
             .map_max_entries(maps::BLOCKS, budget.blocks)

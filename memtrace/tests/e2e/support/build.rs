@@ -60,6 +60,8 @@ pub enum Fixture {
     Strings,
     Busy,
     Start,
+    /// The same, without any shared library.
+    StartStatic,
     /// Without frame pointers; functions of libraries are bound at their first call.
     Stacks,
     /// The same, bound at the start.
@@ -112,6 +114,7 @@ impl Fixture {
             Self::Strings => "strings",
             Self::Busy => "busy",
             Self::Start => "start",
+            Self::StartStatic => "start-static",
             Self::Stacks => "stacks",
             Self::StacksNow => "stacks-now",
             Self::StacksFixed => "stacks-fixed",
@@ -150,7 +153,7 @@ impl Fixture {
             Self::LoaderUser => &["stacks_loader_user.c"],
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
-            Self::Start => &["start.c", "fixture.c"],
+            Self::Start | Self::StartStatic => &["start.c", "fixture.c"],
             Self::Stripped => &["plain.c", "fixture.c"],
             Self::Tiny32 => &["tiny32.S"],
         }
@@ -167,6 +170,7 @@ impl Fixture {
         match self {
             Self::Tiny32 => command.args(["-m32", "-nostdlib", "-static"]),
             Self::Stripped => command.args(FLAGS).args(["-static", "-s"]),
+            Self::StartStatic => command.args(FLAGS).arg("-static-pie"),
             Self::TruthLibrary => command.args(FLAGS).args(["-shared", "-fPIC"]),
             // The library uses the executable's bookkeeping.
             Self::Truth => command.args(FLAGS).arg("-rdynamic"),
