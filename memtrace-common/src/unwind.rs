@@ -312,7 +312,7 @@ impl MappingList {
 pub const MAX_LEVELS: usize = 128;
 
 /// Words of stack read at a time: a power of two.
-pub const WINDOW: usize = 64;
+pub const WINDOW: usize = 128;
 
 /// One frame of an unwound stack: the state in which the walk was at it, and where it went on from there.
 #[repr(C)]
@@ -370,6 +370,8 @@ pub struct Walk {
     pub mappings: u64,
     /// Address of the words in [`Chain::window`].
     pub window: u64,
+    /// Bytes there, a multiple of 8.
+    pub window_bytes: u64,
     /// [`crate::settings::Control::Unwind`] for this walk.
     pub mode: u32,
     /// Frames found in this walk, in the scratch arrays.
@@ -415,7 +417,7 @@ pub struct Chain {
 
 const _: () = assert!(size_of::<CodeMapping>() == 40);
 const _: () = assert!(size_of::<Level>() == 24);
-const _: () = assert!(size_of::<Walk>() == 128);
+const _: () = assert!(size_of::<Walk>() == 136);
 
 #[cfg(feature = "user")]
 mod pod {
