@@ -247,13 +247,13 @@ pub struct CodeMapping {
     pub base: u64,
     /// Number of the module's first row in the table of all rows.
     pub first_row: u32,
-    /// Number of rows; 0: no table, frame pointers are followed.
+    /// Number of rows; 0: no table, frame pointers are followed, or with [`CodeMapping::CUT`] stacks are cut.
     pub rows: u32,
     /// Number of the module's first index entry in the table of all index entries. Entry `i` holds the number
     /// (relative to `first_row`) of the first row whose pc is at or after `i * BLOCK`; there is one more entry than
     /// blocks.
     pub first_block: u32,
-    /// Number of index entries; and [`CodeMapping::REMOVABLE`].
+    /// Number of index entries; and [`CodeMapping::REMOVABLE`] and [`CodeMapping::CUT`].
     pub blocks: u32,
 }
 
@@ -262,10 +262,20 @@ impl CodeMapping {
     /// the dynamic loader).
     pub const REMOVABLE: u32 = 1 << 31;
 
+    /// Flag in [`CodeMapping::blocks`]: the code has unwind information, but no table here. It was compiled without frame
+    /// pointers then, most likely: to follow them would lead past frames.
+    pub const CUT: u32 = 1 << 30;
+
     /// Number of index entries.
     #[inline(always)]
     pub const fn index_entries(&self) -> u32 {
-        self.blocks & !Self::REMOVABLE
+        self.blocks & !(Self::REMOVABLE | Self::CUT)
+    }
+
+    /// Whether stacks are cut in this code.
+    #[inline(always)]
+    pub const fn is_cut(&self) -> bool {
+        self.blocks & Self::CUT != 0
     }
 
     /// Whether the target can unmap this code.

@@ -198,6 +198,10 @@ fn next(walk: &mut Walk, state: *const ThreadState) -> Result<Next, StackEnd> {
     if walk.stale != 0 && walk.code.is_removable() {
         return Err(StackEnd::UnknownCode);
     }
+    if walk.code.is_cut() {
+        walk.keep = 1;
+        return Err(StackEnd::NoTable);
+    }
     let (row, after) = if walk.code.rows == 0 { (0, u32::MAX) } else { table::find_row(&walk.code, pc) };
     let rule = (row >> 48) as u32 & 15;
     if rule == CfaRule::NoInfo as u32 {

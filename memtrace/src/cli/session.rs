@@ -46,8 +46,8 @@ const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 /// gets from its stack and from copied pages.
 const UNSEEN_GROWTH: u64 = 1 << 20;
 
-/// Largest room for unwind rows: 64 MiB of them.
-const MAX_ROWS: u64 = 8 << 20;
+/// Room for unwind rows, whatever the budget: enough for the C library and a program of some MiB.
+const LEAST_ROWS: u64 = 128 << 10;
 /// Room for the tables of modules that are mapped later, beside half of what there is at the start.
 const SPARE_ROWS: u64 = 256 << 10;
 
@@ -157,8 +157,8 @@ impl Session {
             tgid: kernel::in_initial_pid_namespace().then_some(pid.get()),
             budget: options.budget,
             unwind: options.unwind,
-            rows: room(rows),
-            blocks: room(blocks),
+            rows: room(rows, options.budget),
+            blocks: room(blocks, options.budget),
             hash_ignore: options.hash_ignore,
             plain_walks: options.plain_walks,
             oracle: match probes {
@@ -554,9 +554,9 @@ fn run_time_address(modules: &Modules, module: &Module, address: u64) -> Option<
     })
 }
 
-/// Room to reserve for `used` entries and those to come.
-fn room(used: u64) -> u32 {
-    (used + used / 2 + SPARE_ROWS).min(MAX_ROWS.max(used)) as u32
+/// Room to reserve for `used` entries of unwind tables and those to come: at most what the budget allows.
+fn room(used: u64, budget: Budget) -> u32 {
+    (used + used / 2 + SPARE_ROWS).min(budget.rows.max(LEAST_ROWS)) as u32
 }
 
 fn refuse_hazards(process: &Process) -> anyhow::Result<()> {

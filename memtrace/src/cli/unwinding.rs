@@ -1,8 +1,14 @@
 //! Feeds the kernel side with unwind tables for the code that the target maps.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
-use memtrace_common::{settings::Unwind, unwind::CodeMapping};
+use memtrace_common::{
+    settings::Unwind,
+    unwind::{CodeMapping, MAX_MAPPINGS},
+};
 
 use crate::{
     collect::modules::{Code, Modules},
@@ -30,9 +36,9 @@ pub enum State {
     Rows,
     /// By frame pointers: it has no unwind information.
     NoInformation,
-    /// By frame pointers: its unwind information can't be used, for the reason given.
+    /// Not at all: its unwind information can't be used, for the reason given.
     Unusable(String),
-    /// By frame pointers: there was no room for its table.
+    /// Not at all: there was no room for its table.
     NoRoom,
 }
 
@@ -43,8 +49,13 @@ impl State {
             Self::Rows => None,
             Self::NoInformation => Some("it has no unwind information"),
             Self::Unusable(reason) => Some(reason),
-            Self::NoRoom => Some("there was no room for its table"),
+            Self::NoRoom => Some("there is no room for its table (raise --memory-budget)"),
         }
+    }
+
+    /// Whether stacks end there: code with unwind information was compiled without frame pointers, most likely.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Unusable(_) | Self::NoRoom)
     }
 }
 
@@ -98,7 +109,7 @@ impl Unwinding {
             Ok(table) if table.rows().is_empty() => (State::NoInformation, None),
             Ok(table) => (State::Rows, Some(table)),
             Err(error) => {
-                tracing::warn!("{name:?} is unwound by frame pointers: {error}");
+                tracing::warn!("stacks through {name:?} are cut: {error}");
                 (State::Unusable(error.to_string()), None)
             }
         };
@@ -125,15 +136,20 @@ impl Unwinding {
     /// # Errors
     /// Its tables can't be written.
     pub fn hand_over(&mut self, tracer: &mut Tracer, modules: &Modules) -> Result<(), KernelError> {
-        for (key, table) in self.waiting.drain() {
+        let mut waiting: Vec<(FileKey, Table)> = self.waiting.drain().collect();
+        let lasting: HashSet<FileKey> = modules.code().filter(stays).map(|code| key(code.mapping)).collect();
+        // What every stack leads through comes first, then small tables before large ones.
+        waiting.sort_by_key(|(key, table)| (!lasting.contains(key), table.rows().len(), *key));
+        for (key, table) in waiting {
             match tracer.add_table(table.rows(), table.index())? {
                 Some(place) => {
                     self.placed.insert(key, place);
                 }
                 None => {
                     if let Some(state) = self.states.get_mut(&key) {
-                        tracing::warn!("{:?} is unwound by frame pointers: no room for its table", state.name);
                         state.state = State::NoRoom;
+                        let reason = state.state.reason().unwrap_or_default();
+                        tracing::warn!("stacks through {:?} are cut: {reason}", state.name);
                     }
                 }
             }
@@ -149,6 +165,14 @@ impl Unwinding {
                     .zip(self.bases.get(&key))
                     .map(|(address, base)| code.mapping.start.wrapping_sub(address.wrapping_sub(*base)));
                 let place = if base.is_some() { place } else { TableRef::default() };
+                let cut = place.rows == 0 && self.states.get(&key).is_some_and(|module| module.state.is_cut());
+                let mut blocks = place.blocks;
+                if !stays(&code) {
+                    blocks |= CodeMapping::REMOVABLE;
+                }
+                if cut {
+                    blocks |= CodeMapping::CUT;
+                }
                 CodeMapping {
                     start: code.mapping.start,
                     end: code.mapping.end,
@@ -156,12 +180,18 @@ impl Unwinding {
                     first_row: place.first_row,
                     rows: place.rows,
                     first_block: place.first_block,
-                    blocks: place.blocks | if stays(&code) { 0 } else { CodeMapping::REMOVABLE },
+                    blocks,
                 }
             })
             .collect();
+        let left_out = mappings.len().saturating_sub(MAX_MAPPINGS as usize);
+        if left_out > 0 {
+            // Code that is made at run time comes in the largest numbers.
+            mappings.sort_by_key(|mapping| (mapping.rows == 0, mapping.start));
+            mappings.truncate(MAX_MAPPINGS as usize);
+        }
         mappings.sort_unstable_by_key(|mapping| mapping.start);
-        let left_out = tracer.set_mappings(&mappings)?;
+        tracer.set_mappings(&mappings)?;
         if left_out > self.left_out {
             tracing::warn!(
                 "{left_out} code mappings of the target are beyond those that can be unwound: stacks through them are cut"
@@ -178,14 +208,12 @@ impl Unwinding {
 
     /// Modules whose frames are not unwound by rows, with what happens to stacks through them.
     pub fn problems(&self, unwind: Unwind) -> Vec<UnwindProblem> {
-        let consequence = match unwind {
-            Unwind::Dwarf => "stacks through it are cut",
-            Unwind::Auto | Unwind::FramePointers => "it is followed by frame pointers",
-        };
         self.modules()
             .into_iter()
             .filter_map(|module| {
                 let reason = module.state.reason()?;
+                let cut = unwind == Unwind::Dwarf || module.state.is_cut();
+                let consequence = if cut { "stacks through it are cut" } else { "it is followed by frame pointers" };
                 Some(UnwindProblem { module: module.name, problem: format!("{reason}; {consequence}") })
             })
             .collect()

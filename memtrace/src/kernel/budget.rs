@@ -25,11 +25,13 @@ pub struct Budget {
     pub stacks: u32,
     /// Threads that allocate at the same time.
     pub threads: u32,
+    /// Unwind rows, beside the tables above.
+    pub rows: u64,
 }
 
 impl Budget {
     /// Divides `mebibytes` between the tables: an eighth for stacks, an eighth for threads (at most 8192), the rest
-    /// for live blocks. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
+    /// for live blocks. Unwind rows may take a quarter of it more, as far as the target's code needs them. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
     pub fn from_mebibytes(mebibytes: u32) -> Self {
         let bytes = u64::from(mebibytes.clamp(MIN_MIB, MAX_MIB)) << 20;
         let stack = (size_of::<StackRecord>() + size_of::<Totals>() + size_of::<u64>() + size_of::<u64>()) as u64
@@ -40,7 +42,12 @@ impl Budget {
         let threads = (bytes / 8 / thread).min(8192);
         let blocks = (bytes - stacks * stack - threads * thread) / block;
         let entries = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        Self { blocks: entries(blocks), stacks: entries(stacks), threads: entries(threads) }
+        Self {
+            blocks: entries(blocks),
+            stacks: entries(stacks),
+            threads: entries(threads),
+            rows: bytes / 4 / size_of::<u64>() as u64,
+        }
     }
 }
 

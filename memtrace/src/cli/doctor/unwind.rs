@@ -49,7 +49,7 @@ struct Row<'a> {
     bytes: u64,
     /// Bytes of code whose unwind rules the table can't express: stacks through it are cut.
     unsupported_code: u64,
-    /// `rows` or `frame pointers`.
+    /// `rows`, `frame pointers`, or `nothing`: stacks are cut there.
     unwound_by: &'static str,
     /// Why not by rows, or null.
     reason: Option<String>,
@@ -70,7 +70,11 @@ impl<'a> From<&'a ModuleState> for Row<'a> {
 }
 
 fn means(state: &State) -> &'static str {
-    if *state == State::Rows { "rows" } else { "frame pointers" }
+    match state {
+        State::Rows => "rows",
+        State::NoInformation => "frame pointers",
+        State::Unusable(_) | State::NoRoom => "nothing",
+    }
 }
 
 fn table(states: &[ModuleState]) -> String {
@@ -115,7 +119,7 @@ mod tests {
         assert_eq!(lines.len(), 5, "{text}");
         assert!(lines[1].ends_with("800    3         rows"), "{text}");
         assert!(lines[2].ends_with("frame pointers: it has no unwind information"), "{text}");
-        assert!(lines[3].ends_with("frame pointers: it is damaged"), "{text}");
+        assert!(lines[3].ends_with("nothing: it is damaged"), "{text}");
         assert!(lines[4].starts_with("total"), "{text}");
         assert!(lines[4].ends_with("9"), "{text}");
     }

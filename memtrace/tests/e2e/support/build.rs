@@ -76,6 +76,8 @@ pub enum Fixture {
     StacksLibraryLarge,
     /// Bound at its first calls.
     LoaderLibrary,
+    /// A library with a large unwind table.
+    StacksHuge,
     /// The same, bound when it is opened; variables of threads are found by descriptors.
     LoaderLibraryNow,
     /// Uses the first of them.
@@ -123,6 +125,7 @@ impl Fixture {
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
             Self::LoaderLibrary => "loader_lazy.so",
+            Self::StacksHuge => "stacks_huge.so",
             Self::LoaderLibraryNow => "loader_now.so",
             Self::LoaderUser => "loader_user.so",
             Self::Stripped => "stripped",
@@ -151,6 +154,7 @@ impl Fixture {
             ],
             Self::LoaderLibrary | Self::LoaderLibraryNow => &["stacks_loader_lib.c"],
             Self::LoaderUser => &["stacks_loader_user.c"],
+            Self::StacksHuge => &["stacks_huge.S"],
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start | Self::StartStatic => &["start.c", "fixture.c"],
@@ -184,6 +188,7 @@ impl Fixture {
             Self::StacksStatic => command.args(PLAIN_FLAGS).args(["-static", "-Wl,--no-warnings"]),
             Self::StacksStaticPie => command.args(PLAIN_FLAGS).args(["-static-pie", "-Wl,--no-warnings"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
+            Self::StacksHuge => command.args(["-shared", "-nostdlib"]),
             Self::LoaderUser => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", "-shared", "-fPIC"]),
             Self::LoaderLibrary => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", "-shared", "-fPIC"]),
             Self::LoaderLibraryNow => {
