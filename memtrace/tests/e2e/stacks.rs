@@ -3,7 +3,7 @@
 //! Every path must be exactly what the program says, from the allocator's caller to the program's first function, and
 //! from there on nothing but start code; where frames are missing, the report must say so.
 
-use std::num::NonZeroU32;
+use std::{collections::BTreeSet, num::NonZeroU32};
 
 use memtrace::kernel::{
     Settings, Tracer,
@@ -24,7 +24,7 @@ use crate::support::{
 };
 
 /// Frames outside `main` or a thread's function: start code of glibc. Nothing else may be there.
-const START_CODE: [&str; 16] = [
+const START_CODE: [&str; 17] = [
     "_start",
     "__libc_start_main",
     "__libc_start_main_impl",
@@ -42,6 +42,8 @@ const START_CODE: [&str; 16] = [
     "_dl_start_user",
     "__run_exit_handlers",
     "exit",
+    // Of the fixture: where a stack begins that it switches to by hand.
+    "asm_begin",
 ];
 
 /// Why frames are missing at the root end, as memtrace says it.
@@ -77,7 +79,7 @@ pub fn trace(fixture: Fixture, arguments: &[&str], options: &[&str]) -> (Truth, 
 fn returns_from_signal(frames: &[String], position: usize) -> bool {
     let name = frames[position].as_str();
     let next = frames.get(position + 1).map(String::as_str);
-    next == Some("handler") && (name == "__restore_rt" || is_unnamed_libc(name))
+    next.is_some_and(|next| next.starts_with("handler")) && (name == "__restore_rt" || is_unnamed_libc(name))
 }
 
 /// A function without a name in the C library, which in static programs is the program.
@@ -201,6 +203,41 @@ fn jumps_out_of_deep_stacks() {
 #[test]
 fn coroutines() {
     exact("coroutines");
+}
+
+#[test]
+fn coroutines_switched_by_hand() {
+    exact_chain("coroutines-by-hand");
+}
+
+/// A signal after every instruction: of a function at its first call, from the linkage table through the loader, and of
+/// the kernel's code. What is between the program's call and the handler has names of others; everything outside it must be
+/// there each time.
+#[test]
+fn any_instruction_of_the_loader_and_of_the_kernels_code() {
+    let _turn = turn();
+    for fixture in [Fixture::Stacks, Fixture::StacksNow, Fixture::StacksTracked, Fixture::StacksStatic] {
+        let (truth, folded) = trace(fixture, &["steps"], &[]);
+        let mut reported = Folded::new();
+        let mut between = BTreeSet::new();
+        for (path, bytes) in &folded {
+            let mut path = path.clone();
+            let call = path.iter().position(|frame| frame == "asm_stepped");
+            let handler = path.iter().position(|frame| frame == "handler_of_steps");
+            if let (Some(call), Some(handler)) = (call, handler) {
+                between.extend(path.drain(call + 1..handler));
+            }
+            *reported.entry(path).or_default() += *bytes;
+        }
+        let reported = own(&truth, &reported, str::to_owned);
+        let name = fixture.name();
+        assert_exact(name, &expected(&truth, reported.start_frames), Unit::Bytes, &reported.paths);
+        let steps = truth.all.values().map(|amount| amount.count).sum::<u64>();
+        println!("{name}: {steps} instructions, at {} places of others", between.len());
+        assert!(steps > 30, "{steps}");
+        assert_eq!(between.iter().any(|frame| frame.starts_with("_dl_fixup")), fixture.binds_late(), "{between:?}");
+        assert!(between.iter().any(|frame| frame.contains("vdso")), "{between:?}");
+    }
 }
 
 #[test]

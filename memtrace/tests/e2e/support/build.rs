@@ -68,6 +68,8 @@ pub enum Fixture {
     StacksNow,
     /// The same, at fixed addresses.
     StacksFixed,
+    /// The same as the first, with tracking of indirect branches, for which there are two linkage tables.
+    StacksTracked,
     /// The same, without any shared library.
     StacksStatic,
     /// The same, and at any address.
@@ -120,6 +122,7 @@ impl Fixture {
             Self::Stacks => "stacks",
             Self::StacksNow => "stacks-now",
             Self::StacksFixed => "stacks-fixed",
+            Self::StacksTracked => "stacks-tracked",
             Self::StacksStatic => "stacks-static",
             Self::StacksStaticPie => "stacks-spie",
             Self::StacksLibrary => "stacks_small.so",
@@ -133,6 +136,11 @@ impl Fixture {
         }
     }
 
+    /// Whether functions of libraries are bound at their first call.
+    pub fn binds_late(self) -> bool {
+        matches!(self, Self::Stacks | Self::StacksTracked)
+    }
+
     fn sources(self) -> &'static [&'static str] {
         match self {
             Self::Truth | Self::PlainTruth => &["truth.c", "fixture.c"],
@@ -142,7 +150,12 @@ impl Fixture {
             }
             Self::Cpp => &["cpp.cpp"],
             Self::Strings => &["strings.cpp"],
-            Self::Stacks | Self::StacksNow | Self::StacksFixed | Self::StacksStatic | Self::StacksStaticPie => &[
+            Self::Stacks
+            | Self::StacksNow
+            | Self::StacksFixed
+            | Self::StacksTracked
+            | Self::StacksStatic
+            | Self::StacksStaticPie => &[
                 "stacks.c",
                 "stacks_chain.c",
                 "stacks_switch.c",
@@ -182,6 +195,10 @@ impl Fixture {
             Self::PlainTruth => command.args(PLAIN).arg("-rdynamic"),
             Self::Strings => command.args(PLAIN),
             Self::Stacks => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", EXPORT]),
+            Self::StacksTracked => {
+                let flags = ["-fcf-protection=full", "-Wl,-z,lazy,-z,ibtplt", EXPORT];
+                command.args(PLAIN_FLAGS).args(flags)
+            }
             Self::StacksNow => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", EXPORT]),
             Self::StacksFixed => command.args(PLAIN_FLAGS).args(["-no-pie", EXPORT]),
             // dlopen is there, but needs the shared library to work; so the linker warns.
