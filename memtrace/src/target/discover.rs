@@ -207,14 +207,15 @@ fn look_into(discovery: &mut Discovery, executable: bool, others: &mut Others) -
     let Some(index) = discovery.modules.len().checked_sub(1) else { return Ok(()) };
     let module = &discovery.modules[index];
     let source = Source::new(module.file());
-    if executable && !module.has_interpreter() {
-        if let Some(symbols) = source.debugging_symbols()?.filter(|symbols| is_allocator(*symbols)) {
-            let (sites, notes) = resolve(module, index, symbols);
-            discovery.sites.extend(sites);
-            // What a static program lacks, it does not call.
-            discovery.notes.extend(notes.into_iter().filter(|note| !matches!(note, Note::Missing { .. })));
-            return Ok(());
-        }
+    if executable
+        && !module.has_interpreter()
+        && let Some(symbols) = source.debugging_symbols()?.filter(|symbols| is_allocator(*symbols))
+    {
+        let (sites, notes) = resolve(module, index, symbols);
+        discovery.sites.extend(sites);
+        // What a static program lacks, it does not call.
+        discovery.notes.extend(notes.into_iter().filter(|note| !matches!(note, Note::Missing { .. })));
+        return Ok(());
     }
     let Some(dynamic) = source.dynamic()? else { return Ok(()) };
     let soname = dynamic.soname.unwrap_or_default();

@@ -289,6 +289,21 @@ fn the_first_call_through_the_linkage_table_and_immediate_binding() {
     }
 }
 
+/// The C library's functions that call malloc are never missing, under whichever of their names.
+#[test]
+fn functions_of_the_c_library_that_allocate() {
+    let _turn = turn();
+    let (truth, folded) = trace(Fixture::Stacks, &["library-calls"], &[]);
+    let callers = ["strdup", "strndup", "wcsdup"];
+    let canonical = |frame: &str| {
+        let bare = frame.trim_start_matches("__GI_").trim_start_matches('_');
+        if callers.contains(&bare) { bare } else { frame }.to_owned()
+    };
+    let renamed = folded.into_iter().map(|(path, bytes)| (path.iter().map(|frame| canonical(frame)).collect(), bytes));
+    let reported = own(&truth, &renamed.collect(), str::to_owned);
+    assert_exact("library calls", &expected(&truth, reported.start_frames), Unit::Bytes, &reported.paths);
+}
+
 #[test]
 fn static_programs() {
     for fixture in [Fixture::StacksStatic, Fixture::StacksStaticPie] {
