@@ -138,8 +138,7 @@ pub fn walk(state: *mut ThreadState, start: &Start) -> bool {
     walk.code.end = 0;
     walk.window_bytes = 0;
     walk.stale = u32::from(maps::libraries_removed());
-    let usable =
-        !maps::plain_walks() && thread.chain.mappings == mappings && thread.chain.keep != 0 && walk.stale == 0;
+    let usable = !maps::plain_walks() && thread.chain.mappings == mappings && thread.chain.keep != 0 && walk.stale == 0;
     walk.kept = if usable { before } else { 0 };
     // SAFETY: the callback takes this context; the verifier checks what it does with it.
     unsafe { bpf_loop(ROUNDS + 1, round as *mut c_void, context, 0) };

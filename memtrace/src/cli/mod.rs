@@ -2,6 +2,7 @@
 
 mod bench_empty;
 mod doctor;
+mod late;
 mod launch;
 mod limits;
 mod memstacks;

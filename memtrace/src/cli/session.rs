@@ -11,11 +11,11 @@ use memtrace_common::{
     event::{Counter, EventKind},
     loss::{Loss, LossCount},
     settings::Unwind,
-    stack::{StackEnd, StackRecord, Totals},
+    stack::{StackRecord, Totals},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::{limits, sweeper::Sweeper, unwinding::Unwinding};
+use super::{late::Late, limits, sweeper::Sweeper, unwinding::Unwinding};
 use crate::{
     collect::{
         growth::Growth,
@@ -30,7 +30,7 @@ use crate::{
         source::uprobe::{AttachPoint, Role},
         tracer::EventStream,
     },
-    profile::{self, Amount, Events, Function, LateCode, Process as Traced, Profile, TraceEnd},
+    profile::{self, Events, Function, Process as Traced, Profile, TraceEnd},
     target::{
         self, Discovery, Mapping, Module, Process,
         function::Role as FunctionRole,
@@ -102,11 +102,7 @@ pub struct Session {
     rss: Option<(Rss, Rss)>,
     last_refresh: Instant,
     refresh_wanted: bool,
-    /// When the first message was sent that made a refresh wanted (see [`memtrace_common::event::Event::time`]).
-    wanted_since: Option<u64>,
-    /// When the memory map was read last, on the same clock.
-    last_read: u64,
-    late: LateCode,
+    late: Late,
     sweeper: Sweeper,
 }
 
@@ -200,9 +196,7 @@ impl Session {
             started: None,
             last_refresh: Instant::now(),
             refresh_wanted: false,
-            wanted_since: None,
-            last_read: monotonic_now()?,
-            late: LateCode::default(),
+            late: Late::new(monotonic_now()),
             sweeper: Sweeper::new(sweep),
         })
     }
@@ -248,8 +242,7 @@ impl Session {
 
     fn try_refresh_modules(&mut self, late: bool) -> Result<(), kernel::KernelError> {
         let events = self.tracer.loader_events()?;
-        let since = self.wanted_since.take().unwrap_or(self.last_read);
-        self.last_read = monotonic_now().unwrap_or(since);
+        let since = self.late.look(monotonic_now());
         let before = self.modules.mappings().len();
         // A target that has just exited has no map any more: what was seen before stays.
         let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
@@ -259,24 +252,10 @@ impl Session {
             }
             self.unwinding.hand_over(&mut self.tracer, &self.modules)?;
             if late {
-                self.note_late_code(before, since);
+                self.late.in_force(&self.modules, before, since, monotonic_now());
             }
         }
         self.tracer.set_loader_seen(events)
-    }
-
-    /// Notes that the mappings from number `before` on are in force now, for which `since` was the earliest moment.
-    fn note_late_code(&mut self, before: usize, since: u64) {
-        let new = &self.modules.mappings()[before.min(self.modules.mappings().len())..];
-        if new.is_empty() {
-            return;
-        }
-        let delay = Duration::from_nanos(monotonic_now().unwrap_or(since).saturating_sub(since));
-        for mapping in new {
-            tracing::info!("the code of {:?} is known, after at most {delay:?}", mapping.name);
-        }
-        self.late.mappings += new.len() as u64;
-        self.late.longest = self.late.longest.max(delay);
     }
 
     /// Begins to record.
@@ -386,7 +365,7 @@ impl Session {
 
     fn want_refresh(&mut self, since: u64) {
         self.refresh_wanted = true;
-        self.wanted_since.get_or_insert(since);
+        self.late.want(since);
     }
 
     fn refresh(&mut self) {
@@ -427,7 +406,7 @@ impl Session {
     pub fn finish(mut self, end: TraceEnd, older: Duration) -> anyhow::Result<Finished> {
         let started = self.started.context("a trace must be started before it can end")?;
         self.tracer.stop()?;
-        let now = monotonic_now()?;
+        let now = monotonic_now();
         let duration = started.elapsed();
         self.watch_rss();
         let _ = self.drain();
@@ -435,8 +414,7 @@ impl Session {
         if self.process.is_alive() && end != TraceEnd::TargetExecuted {
             let before = self.modules.mappings().len();
             let _ = self.modules.refresh(&self.process);
-            // Their rows came in force never.
-            self.late.mappings += (self.modules.mappings().len() - before.min(self.modules.mappings().len())) as u64;
+            self.late.too_late(&self.modules, before);
         }
         let functions = functions(&self.discovery);
         let mut records = HashMap::new();
@@ -493,21 +471,6 @@ impl Session {
 
     /// What the unwind tables did not cover.
     fn unwound(&self, records: &HashMap<u32, StackRecord>, totals: &[Totals]) -> profile::Unwinding {
-        let mut late = self.late;
-        for (number, record) in records {
-            let outermost = record.frames[0];
-            let unknown = record.end == StackEnd::UnknownCode as u8 && record.len > 0;
-            let Some(totals) = totals.get(*number as usize).filter(|totals| unknown && totals.allocated_count > 0)
-            else {
-                continue;
-            };
-            // What is no code at all stays a mere unknown address.
-            if self.modules.contains(outermost.wrapping_sub(1)) {
-                late.stacks += 1;
-                late.allocated =
-                    late.allocated.plus(Amount { bytes: totals.allocated_bytes, count: totals.allocated_count });
-            }
-        }
         profile::Unwinding {
             problems: if self.unwind == Unwind::FramePointers {
                 Vec::new()
@@ -515,7 +478,7 @@ impl Session {
                 self.unwinding.problems(self.unwind)
             },
             left_out: self.unwinding.left_out() as u64,
-            late,
+            late: self.late.code(&self.modules, records, |number| totals.get(number as usize).copied()),
         }
     }
 
@@ -601,12 +564,10 @@ fn functions(discovery: &Discovery) -> Vec<Function> {
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds, the clock of `bpf_ktime_get_ns`.
-fn monotonic_now() -> anyhow::Result<u64> {
+fn monotonic_now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure outlives the call.
-    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0 {
-        return Err(std::io::Error::last_os_error()).context("clock_gettime");
-    }
+    // SAFETY: the structure outlives the call, which can't fail: Linux always has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     let nanoseconds = |value: i64| u64::try_from(value).unwrap_or(0);
-    Ok(nanoseconds(time.tv_sec) * 1_000_000_000 + nanoseconds(time.tv_nsec))
+    nanoseconds(time.tv_sec) * 1_000_000_000 + nanoseconds(time.tv_nsec)
 }

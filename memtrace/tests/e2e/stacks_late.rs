@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use crate::{
-    stacks::{TRUNCATED, own},
+    stacks::{self, TRUNCATED, expected, own},
     support::{
         build::Fixture,
         compare::{Unit, assert_exact},
@@ -103,4 +103,44 @@ fn code_made_at_run_time() {
     let reported =
         own(&truth, &folded, |frame| if frame.starts_with("[unknown] (") { "made" } else { frame }.to_owned());
     assert_whole_or_marked("made", &truth, &reported.paths, &report);
+}
+
+/// Without a pause some calls come before memtrace has seen the library: stacks through it may be cut, and then say so;
+/// nothing may be wrong.
+#[test]
+fn libraries_used_at_once() {
+    let _turn = turn();
+    let libraries = [Fixture::StacksLibrary, Fixture::StacksLibraryLarge].map(|fixture| fixture.path());
+    let [small, large] = libraries.each_ref().map(|path| path.to_str().expect("a path"));
+    let (truth, folded) = stacks::trace(Fixture::Stacks, &["libraries", small, large, "0"], &[]);
+    let reported = own(&truth, &folded, |frame| frame.to_owned());
+    let bytes: u64 = truth.all.values().map(|amount| amount.bytes).sum();
+    assert_eq!(reported.paths.values().sum::<u64>(), bytes);
+    for path in reported.paths.keys().filter(|path| !path[0].starts_with(TRUNCATED)) {
+        let shape: Vec<&str> = path.iter().map(String::as_str).collect();
+        assert!(
+            matches!(shape[..], ["main", "libraries", _, "leaf", "malloc"])
+                || matches!(shape[..], ["main", "libraries", "down", "down", "down", "down", "leaf", "malloc"]),
+            "a path that was not: {shape:?}"
+        );
+    }
+    for path in reported.paths.keys().filter(|path| path[0].starts_with(TRUNCATED)) {
+        assert!(path.ends_with(&["leaf".to_owned(), "malloc".to_owned()]) && path.len() <= 5, "{path:?}");
+    }
+}
+
+/// Two libraries in turn at one address. Names of functions in there can't be told apart by address, so they count as
+/// one; everything around them must be right.
+#[test]
+fn libraries_that_take_each_others_place() {
+    let _turn = turn();
+    let libraries = [Fixture::StacksLibrary, Fixture::StacksLibraryLarge].map(|fixture| fixture.path());
+    let [small, large] = libraries.each_ref().map(|path| path.to_str().expect("a path"));
+    let (truth, folded) = stacks::trace(Fixture::Stacks, &["libraries", small, large, "500"], &[]);
+    assert!(truth.fact("same_place") >= 10, "the loader does not put one library into the other's place");
+    let reported = own(&truth, &folded, |frame| {
+        let library = frame == "in_front" || frame.starts_with("[unknown] (stacks_");
+        if library { "through_library".to_owned() } else { frame.to_owned() }
+    });
+    assert_exact("libraries", &expected(&truth, reported.start_frames), Unit::Bytes, &reported.paths);
 }
