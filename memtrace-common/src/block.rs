@@ -55,6 +55,10 @@ pub struct ThreadState {
     pub stack: u32,
     /// 1 plus the number of the [`crate::loss::Loss`] that the call's stack suffered; 0 for none.
     pub loss: u32,
+    /// Calls that were taken for calls inside the pending one, but may not be: frame pointers could not tell.
+    pub hidden_count: u64,
+    /// Bytes that those asked for.
+    pub hidden_bytes: u64,
     /// The stack of the outermost call.
     pub record: StackRecord,
     /// How that stack was unwound: what the next walk of the thread starts from.
@@ -63,7 +67,7 @@ pub struct ThreadState {
 
 const _: () = assert!(size_of::<BlockKey>() == 16);
 const _: () = assert!(size_of::<Block>() == 24);
-const _: () = assert!(size_of::<ThreadState>() == 72 + size_of::<StackRecord>() + size_of::<Chain>());
+const _: () = assert!(size_of::<ThreadState>() == 88 + size_of::<StackRecord>() + size_of::<Chain>());
 
 #[cfg(feature = "user")]
 mod pod {
@@ -71,4 +75,6 @@ mod pod {
     unsafe impl aya::Pod for super::BlockKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Block {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::ThreadState {}
 }

@@ -66,6 +66,8 @@ pub struct Event {
     pub tgid: u32,
     /// Depends on the kind.
     pub value: u64,
+    /// When it was sent, nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: u64,
 }
 
-const _: () = assert!(size_of::<Event>() == 16);
+const _: () = assert!(size_of::<Event>() == 24);

@@ -31,11 +31,14 @@ pub enum Loss {
     Missed = 11,
     /// The table of mapped ranges was full: memory mapped has no call path.
     RangesFull = 12,
+    /// By frame pointers, a call could not be told from one inside a call that turned out to be left without a return: it
+    /// is missing.
+    Hidden = 13,
 }
 
 impl Loss {
     /// Number of reasons: the length of the counter array.
-    pub const COUNT: u32 = 13;
+    pub const COUNT: u32 = 14;
 
     /// Every reason, in order of its number.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -52,6 +55,7 @@ impl Loss {
         Self::CallsLost,
         Self::Missed,
         Self::RangesFull,
+        Self::Hidden,
     ];
 
     /// The reason numbered `raw`.
@@ -75,6 +79,7 @@ impl Loss {
             Self::CallsLost => "calls_lost",
             Self::Missed => "missed",
             Self::RangesFull => "ranges_full",
+            Self::Hidden => "hidden",
         }
     }
 
@@ -95,6 +100,9 @@ impl Loss {
             Self::CallsLost => "system calls not recorded: messages came faster than they could be read",
             Self::RangesFull => "mapped ranges without a call path: there were too many of them",
             Self::Missed => "events not seen: the kernel skipped a program that was running already",
+            Self::Hidden => {
+                "allocations not recorded: taken for calls inside one that never returned (unwind by tables to tell them)"
+            }
             Self::RingFull => "messages to memtrace lost: code mapped during the trace may lack names",
         }
     }
@@ -111,6 +119,7 @@ impl Loss {
                 | Self::CallsLost
                 | Self::Missed
                 | Self::RangesFull
+                | Self::Hidden
         )
     }
 }

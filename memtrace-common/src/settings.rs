@@ -21,6 +21,8 @@ pub mod globals {
     pub const RETURN_NEXT: &str = "RETURN_NEXT";
     /// u32: offset in bytes of `pagefault_disabled` in `struct task_struct`; 0: not known.
     pub const FAULTS_DISABLED: &str = "FAULTS_DISABLED";
+    /// u32: 1 to walk every stack from its innermost frame, without the thread's last one; only for measurements.
+    pub const PLAIN_WALKS: &str = "PLAIN_WALKS";
     /// u32: 1 if [`super::calls`] were replaced by the kernel functions that they stand for; 0: they are never made.
     pub const PREEMPT_GUARD: &str = "PREEMPT_GUARD";
 }

@@ -33,11 +33,13 @@ pub enum StackEnd {
     BadRow = 5,
     /// A return address was replaced by the trampoline of somebody's return probe.
     Hijacked = 6,
+    /// The code there has unwind information for which there is no table: it did not fit, or is damaged.
+    NoTable = 7,
 }
 
 impl StackEnd {
     /// Every value, in order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Complete,
         Self::Depth,
         Self::BrokenChain,
@@ -45,6 +47,7 @@ impl StackEnd {
         Self::UnknownCode,
         Self::BadRow,
         Self::Hijacked,
+        Self::NoTable,
     ];
 
     /// The value numbered `raw`.
@@ -61,6 +64,7 @@ impl StackEnd {
             Self::Unreadable => "stack memory unreadable",
             Self::UnknownCode => "return address in unknown code",
             Self::BadRow => "unwind rule not supported",
+            Self::NoTable => "no unwind table for this module",
             Self::Hijacked => "return address replaced by another tool's probe",
         }
     }

@@ -8,6 +8,10 @@
 //! looked up with its pc; every other frame with its return address minus 1, since a call can be a function's last
 //! instruction.
 
+mod chain;
+
+pub use chain::{Chain, Level, MAX_LEVELS, WINDOW, Walk};
+
 /// Bytes of code per index entry. At most as many rows can begin in a block.
 pub const BLOCK_SHIFT: u32 = 8;
 /// Bytes of code per index entry.
@@ -43,6 +47,8 @@ pub enum CfaRule {
     DerefRspPlus8 = 9,
     /// CFA = the word at rbp + offset, plus 8.
     DerefRbpPlus8 = 10,
+    /// CFA = rbx + offset (the dynamic loader's functions that are called at the first use of a symbol).
+    Rbx = 12,
 }
 
 /// How the caller's rbp is found.
@@ -59,11 +65,50 @@ pub enum RbpRule {
     Undefined = 3,
 }
 
+/// How the caller's rbx is found. Only [`CfaRule::Rbx`] needs it, so that a walk notes the rule of every frame, and reads
+/// rbx when it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RbxRule(u8);
+
+impl RbxRule {
+    /// It is unchanged.
+    pub const SAME: Self = Self(0);
+    /// It is lost, or saved at an unusual place.
+    pub const LOST: Self = Self(7);
+    /// It is in the `ucontext` of a signal frame. Not for rows: [`CfaRule::Signal`] implies it.
+    pub const SIGNAL: Self = Self(8);
+
+    /// Saved at CFA + `offset` words, if that is one of the six words below the return address, in which functions save
+    /// their caller's registers.
+    pub const fn saved(offset: i64) -> Self {
+        if offset <= -2 && offset >= -7 { Self((-1 - offset) as u8) } else { Self::LOST }
+    }
+
+    /// Words from the CFA down to the saved value; `None` if it is not saved in the frame.
+    pub const fn below_cfa(self) -> Option<u64> {
+        if self.0 >= 1 && self.0 <= 6 { Some(self.0 as u64 + 1) } else { None }
+    }
+
+    /// The rule as a number of 4 bits.
+    #[inline(always)]
+    pub const fn raw(self) -> u8 {
+        self.0
+    }
+
+    /// The rule numbered `raw`, of which 4 bits count.
+    #[inline(always)]
+    pub const fn from_raw(raw: u8) -> Self {
+        Self(raw & 15)
+    }
+}
+
 /// Offsets of the saved registers from a signal frame's `ucontext` (`struct ucontext` and `struct sigcontext` of x86-64,
 /// arch/x86/include/uapi/asm).
 pub mod ucontext {
     /// rbp.
     pub const RBP: u64 = 120;
+    /// rbx.
+    pub const RBX: u64 = 128;
     /// rsp.
     pub const RSP: u64 = 160;
     /// rip.
@@ -78,40 +123,45 @@ pub struct Row {
     pub pc: u32,
     /// The CFA's rule.
     pub cfa: CfaRule,
-    /// Its offset in words of 8 bytes; for [`CfaRule::Plt`] a byte number. 16 bits, with [`CfaRule::Rsp`] 24 bits (see
+    /// Its offset in words of 8 bytes; for [`CfaRule::Plt`] a byte number. 13 bits, with [`CfaRule::Rsp`] 21 bits (see
     /// [`Row::fits`]).
     pub cfa_offset: i32,
     /// The rule of the caller's rbp.
     pub rbp: RbpRule,
     /// Its offset in words of 8 bytes.
     pub rbp_offset: i8,
+    /// The rule of the caller's rbx.
+    pub rbx: RbxRule,
 }
 
-/// Number of [`CfaRule::Rsp`] in a packed row whose CFA offset takes 24 bits: frames of 256 KiB and more.
+/// Bits of a packed row's CFA offset.
+pub const CFA_BITS: u32 = 13;
+/// Number of [`CfaRule::Rsp`] in a packed row whose CFA offset takes 21 bits: frames of 32 KiB and more.
 pub const FAR_RSP: u64 = 11;
 /// Number in place of the [`RbpRule`]'s in such a row, if rbp is saved in the word that ends at CFA - 8. 12 numbers
 /// from here on stand for this word and those below it: functions save the registers of their caller first.
 pub const FAR_SAVED: i64 = 4;
 
 impl Row {
-    /// Packs a row: pc in bits 0 to 31, CFA offset in 32 to 47, CFA rule in 48 to 51, rbp rule in 52 to 55, rbp offset
-    /// in 56 to 63.
+    /// Packs a row: pc in bits 0 to 31, CFA offset in 32 to 44, rbx rule in 45 to 47, CFA rule in 48 to 51, rbp rule in
+    /// 52 to 55, rbp offset in 56 to 63.
     ///
-    /// If the CFA offset takes more than 16 bits, its bits 16 to 23 are in bits 56 to 63, and the rbp offset is part of
+    /// If the CFA offset takes more than 13 bits, its bits 13 to 20 are in bits 56 to 63, and the rbp offset is part of
     /// the rbp rule's number. The row must be one that [fits](Row::fits).
     pub const fn pack(self) -> u64 {
         let (mut cfa, mut rbp, mut high) = (self.cfa as u64, self.rbp as u64, self.rbp_offset as u8 as u64);
         if self.is_far() {
             cfa = FAR_RSP;
-            high = (self.cfa_offset >> 16) as u8 as u64;
+            high = (self.cfa_offset >> CFA_BITS) as u8 as u64;
             if matches!(self.rbp, RbpRule::Cfa) {
                 rbp = (FAR_SAVED - 2 - self.rbp_offset as i64) as u64;
             }
         }
-        (self.pc as u64) | (self.cfa_offset as u16 as u64) << 32 | cfa << 48 | rbp << 52 | high << 56
+        let low = self.cfa_offset as u64 & ((1 << CFA_BITS) - 1);
+        (self.pc as u64) | low << 32 | (self.rbx.0 as u64 & 7) << 45 | cfa << 48 | rbp << 52 | high << 56
     }
 
-    /// Whether the row can be packed: the CFA offset has 16 bits; or the rule is [`CfaRule::Rsp`], it has 24 bits, and
+    /// Whether the row can be packed: the CFA offset has 13 bits; or the rule is [`CfaRule::Rsp`], it has 21 bits, and
     /// rbp is unchanged, undefined, or saved in one of the words from CFA - 16 to CFA - 104.
     pub const fn fits(self) -> bool {
         if !self.is_far() {
@@ -122,11 +172,23 @@ impl Row {
             RbpRule::Cfa => self.rbp_offset <= -2 && self.rbp_offset >= -13,
             RbpRule::Rbp => false,
         };
-        rbp && matches!(self.cfa, CfaRule::Rsp) && self.cfa_offset << 8 >> 8 == self.cfa_offset
+        rbp && matches!(self.cfa, CfaRule::Rsp) && fits_in(self.cfa_offset, CFA_BITS + 8)
     }
 
     const fn is_far(self) -> bool {
-        self.cfa_offset as i16 as i32 != self.cfa_offset
+        !fits_in(self.cfa_offset, CFA_BITS)
+    }
+
+    /// The CFA offset of a packed row that is not far.
+    #[inline(always)]
+    pub const fn packed_offset(packed: u64) -> i64 {
+        (packed << 19) as i64 >> 51
+    }
+
+    /// The rule of the caller's rbx in a packed row.
+    #[inline(always)]
+    pub const fn packed_rbx(packed: u64) -> RbxRule {
+        RbxRule((packed >> 45) as u8 & 7)
     }
 
     /// Unpacks a row; `None` if a rule has no such number.
@@ -143,6 +205,7 @@ impl Row {
             8 => CfaRule::Unsupported,
             9 => CfaRule::DerefRspPlus8,
             10 => CfaRule::DerefRbpPlus8,
+            12 => CfaRule::Rbx,
             FAR_RSP => return Self::unpack_far(packed),
             _ => return None,
         };
@@ -153,8 +216,8 @@ impl Row {
             3 => RbpRule::Undefined,
             _ => return None,
         };
-        let cfa_offset = (packed >> 32) as i16 as i32;
-        Some(Self { pc: packed as u32, cfa, cfa_offset, rbp, rbp_offset: (packed >> 56) as i8 })
+        let (cfa_offset, rbx) = (Self::packed_offset(packed) as i32, Self::packed_rbx(packed));
+        Some(Self { pc: packed as u32, cfa, cfa_offset, rbp, rbp_offset: (packed >> 56) as i8, rbx })
     }
 
     const fn unpack_far(packed: u64) -> Option<Self> {
@@ -165,9 +228,15 @@ impl Row {
             3 => (RbpRule::Undefined, 0),
             _ => return None,
         };
-        let cfa_offset = (packed >> 56) as i8 as i32 * 65_536 + (packed >> 32) as u16 as i32;
-        Some(Self { pc: packed as u32, cfa: CfaRule::Rsp, cfa_offset, rbp, rbp_offset })
+        let low = (packed >> 32) as i32 & ((1 << CFA_BITS) - 1);
+        let cfa_offset = (((packed >> 56) as i8 as i32) << CFA_BITS) | low;
+        Some(Self { pc: packed as u32, cfa: CfaRule::Rsp, cfa_offset, rbp, rbp_offset, rbx: Self::packed_rbx(packed) })
     }
+}
+
+/// Whether a number has no more than `bits` bits, its sign among them.
+const fn fits_in(number: i32, bits: u32) -> bool {
+    number << (32 - bits) >> (32 - bits) == number
 }
 
 /// A mapping of code, as the kernel side looks it up by address.
@@ -182,13 +251,13 @@ pub struct CodeMapping {
     pub base: u64,
     /// Number of the module's first row in the table of all rows.
     pub first_row: u32,
-    /// Number of rows; 0: no table, frame pointers are followed.
+    /// Number of rows; 0: no table, frame pointers are followed, or with [`CodeMapping::CUT`] stacks are cut.
     pub rows: u32,
     /// Number of the module's first index entry in the table of all index entries. Entry `i` holds the number
     /// (relative to `first_row`) of the first row whose pc is at or after `i * BLOCK`; there is one more entry than
     /// blocks.
     pub first_block: u32,
-    /// Number of index entries; and [`CodeMapping::REMOVABLE`].
+    /// Number of index entries; and [`CodeMapping::REMOVABLE`] and [`CodeMapping::CUT`].
     pub blocks: u32,
 }
 
@@ -197,10 +266,20 @@ impl CodeMapping {
     /// the dynamic loader).
     pub const REMOVABLE: u32 = 1 << 31;
 
+    /// Flag in [`CodeMapping::blocks`]: the code has unwind information, but no table here. It was compiled without frame
+    /// pointers then, most likely: to follow them would lead past frames.
+    pub const CUT: u32 = 1 << 30;
+
     /// Number of index entries.
     #[inline(always)]
     pub const fn index_entries(&self) -> u32 {
-        self.blocks & !Self::REMOVABLE
+        self.blocks & !(Self::REMOVABLE | Self::CUT)
+    }
+
+    /// Whether stacks are cut in this code.
+    #[inline(always)]
+    pub const fn is_cut(&self) -> bool {
+        self.blocks & Self::CUT != 0
     }
 
     /// Whether the target can unmap this code.
@@ -242,107 +321,7 @@ impl MappingList {
     }
 }
 
-/// Most frames of a thread's last stack that are kept for its next walk: a power of two above
-/// [`crate::stack::MAX_FRAMES`].
-pub const MAX_LEVELS: usize = 128;
-
-/// Words of stack read at a time: a power of two.
-pub const WINDOW: usize = 64;
-
-/// One frame of an unwound stack: the state in which the walk was at it, and where it went on from there.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Level {
-    /// Stack pointer in this frame: after its callee has returned.
-    pub sp: u64,
-    /// Frame pointer register in this frame.
-    pub fp: u64,
-    /// Which words led to the caller's state: see [`Level::slots`].
-    pub slots: u64,
-}
-
-impl Level {
-    /// The step can't be repeated from memory words alone.
-    pub const OPAQUE: i16 = i16::MIN;
-
-    /// Packs what [`Level::slots`] gives back.
-    #[inline(always)]
-    pub const fn pack_slots(fp_slot: i16, cfa_slot: i16) -> u64 {
-        fp_slot as u16 as u64 | (cfa_slot as u16 as u64) << 16
-    }
-
-    /// Where the caller's frame pointer was read, in words from the caller's stack pointer (0: the register had kept its
-    /// value; or [`Level::OPAQUE`]); and where the caller's stack pointer was read, in words from this frame's frame
-    /// pointer (0: it was computed).
-    #[inline(always)]
-    pub const fn slots(&self) -> (i16, i16) {
-        (self.slots as i16, (self.slots >> 16) as i16)
-    }
-}
-
-/// A walk in progress. It is kept in map memory, where the verifier follows no values: on the BPF stack it would tell
-/// apart more states than it can look at.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Walk {
-    /// Return address of the frame that the walk is at.
-    pub pc: u64,
-    /// Stack pointer there.
-    pub sp: u64,
-    /// Frame pointer register there.
-    pub fp: u64,
-    /// The mapping found last: frames next to each other are often in the same one.
-    pub code: CodeMapping,
-    /// [`crate::settings::Control::Mappings`] for this walk.
-    pub mappings: u64,
-    /// Address of the words in [`Chain::window`].
-    pub window: u64,
-    /// [`crate::settings::Control::Unwind`] for this walk.
-    pub mode: u32,
-    /// Frames found in this walk, in the scratch arrays.
-    pub found: u32,
-    /// Frames of the kept chain that the walk may still meet: those numbered below.
-    pub kept: u32,
-    /// Frames of the kept chain that the walk ends with: those numbered below.
-    pub joined: u32,
-    /// The kept frame from which the walk goes on by itself; `u32::MAX` if there is none.
-    pub adopted: u32,
-    /// A [`crate::stack::StackEnd`].
-    pub end: u32,
-    /// Whether the end follows from the state at the last frame alone, so that the chain can be kept: 0 or 1.
-    pub keep: u32,
-    /// Whether the walk is to tell if the thread's pending call still lasts: 0 or 1.
-    pub unclear: u32,
-    /// Whether libraries were removed since the list of mappings was made: 0 or 1.
-    pub stale: u32,
-    /// Where a number goes that the verifier is to forget.
-    pub forget: u32,
-}
-
-/// How a thread's last stack was unwound. Frame numbers are those of [`crate::stack::StackRecord::frames`]: outermost
-/// first.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Chain {
-    /// [`crate::settings::Control::Mappings`] at that time: another value makes the chain useless.
-    pub mappings: u64,
-    /// Whether the next walk may use it: 0 or 1.
-    pub keep: u64,
-    /// The walk in progress.
-    pub walk: Walk,
-    /// Words of the target's stack, read many at a time while a kept chain is compared.
-    pub window: [u64; WINDOW],
-    /// The frames.
-    pub levels: [Level; MAX_LEVELS],
-    /// Return addresses found in a walk, innermost first, until they are put into the record.
-    pub scratch: [u64; MAX_LEVELS],
-    /// The levels of those.
-    pub scratch_levels: [Level; MAX_LEVELS],
-}
-
 const _: () = assert!(size_of::<CodeMapping>() == 40);
-const _: () = assert!(size_of::<Level>() == 24);
-const _: () = assert!(size_of::<Walk>() == 120);
 
 #[cfg(feature = "user")]
 mod pod {
@@ -351,18 +330,47 @@ mod pod {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     #[test]
     fn packing_round_trip() {
-        let row =
-            Row { pc: 0xfedc_ba98, cfa: CfaRule::DerefRbp, cfa_offset: -32_768, rbp: RbpRule::Cfa, rbp_offset: -128 };
+        let row = Row {
+            pc: 0xfedc_ba98,
+            cfa: CfaRule::DerefRbp,
+            cfa_offset: -4096,
+            rbp: RbpRule::Cfa,
+            rbp_offset: -128,
+            rbx: RbxRule::saved(-7),
+        };
         assert_eq!(Row::unpack(row.pack()), Some(row));
-        let row =
-            Row { pc: 0, cfa: CfaRule::Unsupported, cfa_offset: 32_767, rbp: RbpRule::Undefined, rbp_offset: 127 };
+        let row = Row {
+            pc: 0,
+            cfa: CfaRule::Unsupported,
+            cfa_offset: 4095,
+            rbp: RbpRule::Undefined,
+            rbp_offset: 127,
+            rbx: RbxRule::LOST,
+        };
         assert_eq!(Row::unpack(row.pack()), Some(row));
         assert_eq!(Row::unpack(u64::MAX), None);
+    }
+
+    #[test]
+    fn places_of_rbx() {
+        for offset in -7..=-2i64 {
+            let rule = RbxRule::saved(offset);
+            assert_eq!(rule.below_cfa(), Some(offset.unsigned_abs()));
+            assert_eq!(Row::packed_rbx(Row { rbx: rule, ..Row::unpack(0).unwrap() }.pack()), rule);
+        }
+        for offset in [-8, -1, 0, 1, i64::MIN, i64::MAX] {
+            assert_eq!(RbxRule::saved(offset), RbxRule::LOST);
+        }
+        for rule in [RbxRule::SAME, RbxRule::LOST, RbxRule::SIGNAL] {
+            assert_eq!(rule.below_cfa(), None);
+            assert_eq!(RbxRule::from_raw(rule.raw()), rule);
+        }
     }
 
     #[test]
@@ -378,8 +386,9 @@ mod tests {
 
     #[test]
     fn packing_large_frames() {
-        let row = |cfa_offset, rbp, rbp_offset| Row { pc: 7, cfa: CfaRule::Rsp, cfa_offset, rbp, rbp_offset };
-        for cfa_offset in [32_768, 32_769, 65_535, 65_536, 131_071, 8_388_607, -32_769, -65_536, -8_388_608] {
+        let rbx = RbxRule::saved(-3);
+        let row = |cfa_offset, rbp, rbp_offset| Row { pc: 7, cfa: CfaRule::Rsp, cfa_offset, rbp, rbp_offset, rbx };
+        for cfa_offset in [4096, 4097, 8191, 8192, 65_535, 1_048_575, -4097, -8192, -1_048_576] {
             for saved in -13..=-2 {
                 let row = row(cfa_offset, RbpRule::Cfa, saved);
                 assert!(row.fits());
@@ -395,8 +404,8 @@ mod tests {
             assert!(!row(cfa_offset, RbpRule::Rbp, 0).fits());
             assert!(!Row { cfa: CfaRule::Rbp, ..row(cfa_offset, RbpRule::Same, 0) }.fits());
         }
-        assert!(!row(8_388_608, RbpRule::Same, 0).fits());
-        assert!(row(32_767, RbpRule::Rbp, 100).fits());
+        assert!(!row(1_048_576, RbpRule::Same, 0).fits());
+        assert!(row(4095, RbpRule::Rbp, 100).fits());
     }
 
     #[test]

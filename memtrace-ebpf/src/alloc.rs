@@ -31,6 +31,8 @@ pub struct Call {
     pub sp: u64,
     /// Frame pointer register, still the caller's.
     pub fp: u64,
+    /// rbx, still the caller's.
+    pub bx: u64,
 }
 
 /// The current time, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -118,11 +120,15 @@ pub fn begin(call: &Call) {
             Relation::Unclear => state.chain.walk.unclear = 1,
         }
     }
-    let unchanged = unwind::walk(state, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp });
+    let unchanged = unwind::walk(state, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
     if state.chain.walk.unclear != 0 {
         if leads_through(state) {
             // The stack in the state is not that of the pending call any more.
             state.chain.keep = 0;
+            if unwind::by_frame_pointers(state) {
+                state.hidden_count += 1;
+                state.hidden_bytes = state.hidden_bytes.saturating_add(call.size);
+            }
             maps::count(Counter::Nested);
             return;
         }
@@ -144,6 +150,11 @@ pub fn begin(call: &Call) {
 #[inline(always)]
 pub fn abandon(state: &mut ThreadState) {
     maps::lose(Loss::Abandoned, state.size);
+    if state.hidden_count != 0 {
+        maps::lose_many(Loss::Hidden, state.hidden_count, state.hidden_bytes);
+        state.hidden_count = 0;
+        state.hidden_bytes = 0;
+    }
     debug!((), "call at sp {:x} was left without a return", state.sp);
     state.sp = 0;
 }
@@ -172,6 +183,8 @@ pub fn commit(result: u64, sp: u64) {
         return;
     }
     state.sp = 0;
+    state.hidden_count = 0;
+    state.hidden_bytes = 0;
     let tgid = (thread >> 32) as u32;
     let address = if state.out_pointer == 0 {
         result

@@ -1,6 +1,7 @@
 //! Every map, the constants set at load time, and the counters. The user side sets the number of entries.
 
 use aya_ebpf::{
+    helpers::generated::bpf_ktime_get_ns,
     macros::map,
     maps::{Array, HashMap, PerCpuArray, RingBuf},
 };
@@ -87,6 +88,8 @@ static RETURN_NEXT: u32 = 0;
 #[unsafe(no_mangle)]
 static FAULTS_DISABLED: u32 = 0;
 #[unsafe(no_mangle)]
+static PLAIN_WALKS: u32 = 0;
+#[unsafe(no_mangle)]
 static PREEMPT_GUARD: u32 = 0;
 
 /// Reads a constant that the user side replaces before loading; the compiler must not see its value.
@@ -128,6 +131,11 @@ pub fn max_stacks() -> u32 {
 #[inline(always)]
 pub fn faults_disabled_offset() -> u32 {
     constant!(FAULTS_DISABLED)
+}
+
+#[inline(always)]
+pub fn plain_walks() -> bool {
+    constant!(PLAIN_WALKS) != 0
 }
 
 #[inline(always)]
@@ -322,6 +330,18 @@ pub fn lose_number(loss: u32, bytes: u64) {
     }
 }
 
+/// As [`lose`], `count` times at once, over which there were `bytes`.
+#[inline(always)]
+pub fn lose_many(loss: Loss, count: u64, bytes: u64) {
+    if let Some(slot) = LOSSES.get_ptr_mut(loss as u32) {
+        // SAFETY: map value; both fields are aligned u64.
+        unsafe {
+            add(&raw mut (*slot).count, count);
+            add(&raw mut (*slot).bytes, bytes);
+        }
+    }
+}
+
 /// Adds a block to its stack's totals.
 #[inline(always)]
 pub fn settle_allocated(stack: u32, bytes: u64) {
@@ -363,7 +383,9 @@ pub fn unsettle_freed(stack: u32, bytes: u64) {
 pub fn send(kind: EventKind, tgid: u32, value: u64) {
     match EVENTS.reserve::<Event>(0) {
         Some(mut entry) => {
-            entry.write(Event { kind: kind as u32, tgid, value });
+            // SAFETY: a helper without arguments.
+            let time = unsafe { bpf_ktime_get_ns() };
+            entry.write(Event { kind: kind as u32, tgid, value, time });
             entry.submit(0);
         }
         None => lose(Loss::RingFull, 0),

@@ -127,6 +127,54 @@ fn probe_sites_of_a_process() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("no process"), "{output:?}");
 }
 
+/// Rows and bytes of each module are those of its file's table; a module without unwind information says so.
+#[test]
+fn unwind_tables_of_a_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, library) = (directory.path().join("bare.s"), directory.path().join("libbare.so"));
+    fs::write(&source, ".text\nnop\nret\n.section .note.GNU-stack,\"\"\n").unwrap();
+    let built = Command::new("cc").args(["-shared", "-nostdlib", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(built.success());
+    let target = Target(Command::new("sleep").arg("1000").env("LD_PRELOAD", &library).spawn().unwrap());
+    let pid = target.0.id();
+    let maps = || fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    while !(maps().contains("libbare.so") && maps().contains("libc.so.6")) {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let pid = pid.to_string();
+    let output = memtrace(&["doctor", "--unwind", "--json", "-p", &pid]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report = json(&output);
+    assert_eq!((report["schema"].clone(), report["comm"].clone()), (1.into(), "sleep".into()));
+    let modules = report["modules"].as_array().unwrap();
+    let module = |name: &str| modules.iter().find(|module| module["module"] == name).unwrap();
+    let (maps, mut files) = (maps(), 0);
+    for line in maps.lines().filter(|line| line.contains(" r-xp ") && line.contains(" /")) {
+        let path = std::path::Path::new(&line[line.find('/').unwrap()..]);
+        let table = memtrace::unwind::Table::read(&fs::File::open(path).unwrap()).unwrap();
+        let said = module(path.file_name().unwrap().to_str().unwrap());
+        assert_eq!(said["rows"], table.rows().len(), "{said}");
+        assert_eq!(said["bytes"], table.bytes(), "{said}");
+        let unsupported: u64 = table.summary().unsupported.iter().map(|(_, share)| share.bytes).sum();
+        assert_eq!(said["unsupported_code"], unsupported, "{said}");
+        let (by, reason) = match table.rows() {
+            [] => ("frame pointers", Value::from("it has no unwind information")),
+            _ => ("rows", Value::Null),
+        };
+        assert_eq!((&said["unwound_by"], &said["reason"]), (&by.into(), &reason), "{said}");
+        files += 1;
+    }
+    assert_eq!(module("libbare.so")["rows"], 0);
+    assert!(module("[vdso]")["rows"].as_u64().unwrap() > 0);
+    assert_eq!(modules.len(), files + 1, "{modules:#?}");
+    let text = memtrace(&["doctor", "--unwind", "-p", &pid]).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert_eq!(text.lines().count(), modules.len() + 2, "{text}");
+    let rows: u64 = modules.iter().map(|module| module["rows"].as_u64().unwrap()).sum();
+    let total = text.lines().last().unwrap();
+    assert_eq!(total.split_whitespace().take(2).collect::<Vec<_>>(), ["total", &rows.to_string()], "{text}");
+}
+
 #[test]
 fn selftest_is_exact_here() {
     let output = memtrace(&["selftest", "--json"]).output().unwrap();

@@ -83,6 +83,11 @@ impl Tracer {
         Ok(tracer)
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// User and system time used up to now.
     pub fn cpu(&self) -> Result<Duration> {
         let mut clock = 0;

@@ -51,7 +51,7 @@ fn sample(ctx: &ProbeContext) {
         maps::count_oracle(OracleControl::Unreadable);
         return;
     };
-    let start = Start { pc, sp: sp.wrapping_add(8), fp: regs.fp };
+    let start = Start { pc, sp: sp.wrapping_add(8), fp: regs.fp, bx: regs.bx };
     unwind::walk(state, &start);
     let every = maps::oracle_every();
     // SAFETY: a helper without arguments. Its last digits are as good as random numbers here.

@@ -31,6 +31,7 @@ pub struct Registers {
     pub arguments: [u64; 4],
     pub sp: u64,
     pub fp: u64,
+    pub bx: u64,
 }
 
 impl Registers {
@@ -52,6 +53,7 @@ impl Registers {
                 ],
                 sp: (&raw const (*regs).rsp).read_volatile(),
                 fp: (&raw const (*regs).rbp).read_volatile(),
+                bx: (&raw const (*regs).rbx).read_volatile(),
             }
         }
     }
@@ -107,6 +109,7 @@ fn enter(ctx: &ProbeContext) {
         out: regs.argument(site.out),
         sp: regs.sp.wrapping_add(u64::from(site.return_offset)),
         fp: regs.fp,
+        bx: regs.bx,
     });
 }
 

@@ -13,6 +13,7 @@ pub const REGISTERS: usize = 21;
 /// Positions in it.
 mod position {
     pub const RBP: usize = 4;
+    pub const RBX: usize = 5;
     pub const R10: usize = 7;
     pub const R8: usize = 9;
     pub const RDX: usize = 12;
@@ -67,6 +68,7 @@ impl User {
             pc: self.words[position::RIP].wrapping_add(u64::from(!in_call)),
             sp: self.words[position::RSP],
             fp: self.words[position::RBP],
+            bx: self.words[position::RBX],
         }
     }
 }

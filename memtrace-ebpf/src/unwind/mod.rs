@@ -10,6 +10,7 @@
 //! and compared ([`verify`]), which takes one read a frame and no search. Where one differs, the walk goes on as usual.
 
 mod hijack;
+mod rbx;
 mod step;
 mod table;
 
@@ -29,14 +30,14 @@ pub const USER_END: u64 = 1 << 47;
 /// See [`USER_END`].
 pub const USER_START: u64 = 4096;
 
+/// Kept frames that are compared in one turn of a loop.
+const BATCH: u32 = 2;
+
 /// How often a walk may go over to the kept chain: after that it ignores it.
 const ROUNDS: u32 = 3;
 
 /// No frame number.
 const NONE: u32 = u32::MAX;
-
-/// An address so far from every other that no window reaches it.
-const NO_WINDOW: u64 = 1 << 63;
 
 /// Where a walk starts: the state right after the allocator function has returned to its caller.
 #[derive(Clone, Copy)]
@@ -44,6 +45,8 @@ pub struct Start {
     pub pc: u64,
     pub sp: u64,
     pub fp: u64,
+    /// rbx; 0 if it is not known, which ends a walk that needs it.
+    pub bx: u64,
 }
 
 /// What the loops' callbacks are given: it must be on the BPF stack.
@@ -133,9 +136,9 @@ pub fn walk(state: *mut ThreadState, start: &Start) -> bool {
     walk.mappings = mappings;
     walk.code.start = 0;
     walk.code.end = 0;
-    walk.window = NO_WINDOW;
+    walk.window_bytes = 0;
     walk.stale = u32::from(maps::libraries_removed());
-    let usable = thread.chain.mappings == mappings && thread.chain.keep != 0 && walk.stale == 0;
+    let usable = !maps::plain_walks() && thread.chain.mappings == mappings && thread.chain.keep != 0 && walk.stale == 0;
     walk.kept = if usable { before } else { 0 };
     // SAFETY: the callback takes this context; the verifier checks what it does with it.
     unsafe { bpf_loop(ROUNDS + 1, round as *mut c_void, context, 0) };
@@ -193,6 +196,7 @@ fn begin(walk: &mut Walk, start: &Start) {
     walk.pc = start.pc;
     walk.sp = start.sp;
     walk.fp = start.fp;
+    walk.bx = start.bx;
     walk.found = 0;
     walk.end = StackEnd::Depth as u32;
     walk.keep = 0;
@@ -237,20 +241,31 @@ fn copy_level(from: &Level, to: &mut Level) {
     }
 }
 
-/// Callback: compares the words that the last walk read on the way from kept frame `joined - 1 - index` to the next
-/// outer one. Where they differ the walk goes on by itself from that frame, `adopted`.
+/// Callback: compares the words that the last walk read on the way from kept frame `joined - 1 - BATCH * index` outwards,
+/// [`BATCH`] frames far. Where they differ the walk goes on by itself from that frame, `adopted`.
 extern "C" fn verify(index: u32, context: *mut c_void) -> i64 {
     // SAFETY: the context passed by `walk`.
     let state = unsafe { thread(context) };
+    for step in 0..BATCH {
+        if verify_one(state, index * BATCH + step) {
+            return 1;
+        }
+    }
+    0
+}
+
+/// Compares what led from one kept frame to the next outer one; true at the end.
+#[inline(always)]
+fn verify_one(state: &mut ThreadState, index: u32) -> bool {
     let joined = state.chain.walk.joined;
     if index + 1 >= joined {
         // The outermost frame: the end follows from its state.
-        return 1;
+        return true;
     }
     let number = joined - 1 - index;
     let at = bounded(number - 1);
     if at >= MAX_FRAMES {
-        return 1;
+        return true;
     }
     // SAFETY: the indexes are bounded.
     let (slots, fp, cfa, outer_fp, pc) = unsafe {
@@ -264,35 +279,43 @@ extern "C" fn verify(index: u32, context: *mut c_void) -> i64 {
         && (fp_slot == 0 || word(state, cfa.wrapping_add_signed(i64::from(fp_slot) * 8)) == Some(outer_fp))
         && (cfa_slot == 0 || read_word(fp.wrapping_add_signed(i64::from(cfa_slot) * 8)) == Some(cfa));
     if same {
-        return 0;
+        return false;
     }
     // Everything up to this frame is as it was. It is walked on from here, and may meet the chain again further out.
     state.chain.walk.adopted = number;
-    1
+    true
 }
 
-/// Reads one word of the target's stack, together with the [`WINDOW`] words from a little below it on: the words that
+/// Reads one word of the target's stack, together with up to [`WINDOW`] words from a little below it on: the words that
 /// come next lie above it.
 #[inline(always)]
 fn word(state: &mut ThreadState, address: u64) -> Option<u64> {
     const BYTES: u64 = WINDOW as u64 * 8;
-    /// The frame pointer is mostly saved in the word below the return address.
-    const BELOW: u64 = 8;
-    if address.wrapping_sub(state.chain.walk.window) >= BYTES {
+    /// The frame pointer is saved in one of the words below the return address, next to the other registers that a
+    /// function saves.
+    const BELOW: u64 = 6 * 8;
+    if address & 7 != 0 {
+        return read_word(address);
+    }
+    if address.wrapping_sub(state.chain.walk.window) >= state.chain.walk.window_bytes {
         let from = address.wrapping_sub(BELOW);
-        // SAFETY: writes as many bytes as the array has; the helper checks the address and faults nothing in.
+        // Not beyond the outermost frame: there the stack's memory may end.
+        let rest = state.chain.levels[0].sp.wrapping_sub(from) & !7;
+        let bytes = if rest < BYTES { rest } else { BYTES };
+        // SAFETY: writes at most as many bytes as the array has; the helper checks the address and faults nothing in.
         let error = unsafe {
-            bpf_probe_read_user_buf(from as *const c_void, (&raw mut state.chain.window).cast(), BYTES as u32)
+            bpf_probe_read_user_buf(from as *const c_void, (&raw mut state.chain.window).cast(), bytes as u32)
         };
         if error != 0 {
-            // Near the end of the stack's memory.
-            state.chain.walk.window = NO_WINDOW;
+            // The stack's memory ends before.
+            state.chain.walk.window_bytes = 0;
             return read_word(address);
         }
         state.chain.walk.window = from;
-    }
-    if address & 7 != 0 {
-        return read_word(address);
+        state.chain.walk.window_bytes = bytes;
+        if BELOW >= bytes {
+            return read_word(address);
+        }
     }
     let mut index = address.wrapping_sub(state.chain.walk.window) >> 3;
     // SAFETY: arithmetic on a register; the index is then bounded.

@@ -5,11 +5,11 @@ use memtrace_common::{
     block::ThreadState,
     settings::Unwind,
     stack::{MAX_FRAMES, StackEnd},
-    unwind::{CfaRule, FAR_RSP, FAR_SAVED, Level, RbpRule, Walk, ucontext},
+    unwind::{CFA_BITS, CfaRule, FAR_RSP, FAR_SAVED, Level, RbpRule, RbxRule, Row, Walk, ucontext},
 };
 
 use super::{
-    USER_END, USER_START, bounded, copy_level, hijack, read_pair, read_word, return_trampoline, table, thread,
+    USER_END, USER_START, bounded, copy_level, hijack, rbx, read_pair, read_word, return_trampoline, table, thread,
 };
 
 /// Continue or end the loop, as `bpf_loop` wants it.
@@ -23,12 +23,14 @@ struct Next {
     fp: u64,
     fp_slot: i16,
     cfa_slot: i16,
+    rbx: RbxRule,
 }
 
 /// Callback: notes the frame that the walk is at, and goes on to the next outer one.
 pub extern "C" fn step(_index: u32, context: *mut c_void) -> i64 {
     // SAFETY: the context passed by `walk`.
     let state = unsafe { thread(context) };
+    let whole: *const ThreadState = state;
     if state.chain.walk.kept != 0 && join(state) {
         return STOP;
     }
@@ -46,9 +48,9 @@ pub extern "C" fn step(_index: u32, context: *mut c_void) -> i64 {
     level.sp = walk.sp;
     level.fp = walk.fp;
     walk.found += 1;
-    match next(walk) {
+    match next(walk, whole) {
         Ok(next) => {
-            level.slots = Level::pack_slots(next.fp_slot, next.cfa_slot);
+            level.slots = Level::pack_slots(next.fp_slot, next.cfa_slot, next.rbx);
             walk.pc = next.pc;
             walk.sp = next.sp;
             walk.fp = next.fp;
@@ -66,7 +68,7 @@ pub extern "C" fn step(_index: u32, context: *mut c_void) -> i64 {
                     GO_ON
                 }
                 None => {
-                    level.slots = Level::pack_slots(Level::OPAQUE, 0);
+                    level.slots = Level::pack_slots(Level::OPAQUE, 0, RbxRule::LOST);
                     let known = return_trampoline(walk.pc) == Some(true);
                     walk.end = if known { StackEnd::Hijacked } else { StackEnd::UnknownCode } as u32;
                     STOP
@@ -74,7 +76,7 @@ pub extern "C" fn step(_index: u32, context: *mut c_void) -> i64 {
             }
         }
         Err(end) => {
-            level.slots = Level::pack_slots(Level::OPAQUE, 0);
+            level.slots = Level::pack_slots(Level::OPAQUE, 0, RbxRule::LOST);
             walk.end = end as u32;
             STOP
         }
@@ -174,9 +176,10 @@ pub fn resume(state: *mut ThreadState) {
     walk.joined = 0;
 }
 
-/// The caller's frame, or why there is none. Sets `keep` where an end follows from the state alone.
+/// The caller's frame, or why there is none. Sets `keep` where an end follows from the state alone. `state`: the thread's,
+/// which the walk belongs to.
 #[inline(always)]
-fn next(walk: &mut Walk) -> Result<Next, StackEnd> {
+fn next(walk: &mut Walk, state: *const ThreadState) -> Result<Next, StackEnd> {
     walk.keep = 0;
     if walk.mode == Unwind::FramePointers as u32 {
         return by_frame_pointer(walk);
@@ -188,14 +191,16 @@ fn next(walk: &mut Walk) -> Result<Next, StackEnd> {
         if return_trampoline(walk.pc) != Some(false) {
             return Err(StackEnd::Hijacked);
         }
-        if walk.mode == Unwind::Auto as u32 {
-            // Code that appeared just now, or was compiled at run time.
-            return by_frame_pointer(walk).map_err(|_| StackEnd::UnknownCode);
-        }
+        // Code that appeared just now. Most of it has rows, which are on their way, and no frame pointers: rbp would lead
+        // past frames, and nothing would show it.
         return Err(StackEnd::UnknownCode);
     }
     if walk.stale != 0 && walk.code.is_removable() {
         return Err(StackEnd::UnknownCode);
+    }
+    if walk.code.is_cut() {
+        walk.keep = 1;
+        return Err(StackEnd::NoTable);
     }
     let (row, after) = if walk.code.rows == 0 { (0, u32::MAX) } else { table::find_row(&walk.code, pc) };
     let rule = (row >> 48) as u32 & 15;
@@ -207,12 +212,12 @@ fn next(walk: &mut Walk) -> Result<Next, StackEnd> {
         }
         return if walk.mode == Unwind::Auto as u32 { by_frame_pointer(walk) } else { Err(StackEnd::UnknownCode) };
     }
-    by_row(walk, row, rule)
+    by_row(walk, state, row, rule)
 }
 
 #[inline(always)]
-fn by_row(walk: &mut Walk, row: u64, rule: u32) -> Result<Next, StackEnd> {
-    let offset = i64::from((row >> 32) as u16 as i16);
+fn by_row(walk: &mut Walk, state: *const ThreadState, row: u64, rule: u32) -> Result<Next, StackEnd> {
+    let offset = Row::packed_offset(row);
     let mut cfa_slot = 0i16;
     // Whether the step reads words that a level can't note.
     let mut opaque = false;
@@ -232,7 +237,7 @@ fn by_row(walk: &mut Walk, row: u64, rule: u32) -> Result<Next, StackEnd> {
         cfa_slot = offset as i16;
         read_word(walk.fp.wrapping_add_signed(offset * 8)).ok_or(StackEnd::Unreadable)?
     } else if rule == FAR_RSP as u32 {
-        let far = rbp_offset << 16 | (row >> 32 & 0xffff) as i64;
+        let far = rbp_offset << CFA_BITS | (row >> 32 & ((1 << CFA_BITS) - 1)) as i64;
         if i64::from(rbp_rule) >= FAR_SAVED {
             rbp_offset = FAR_SAVED - 2 - i64::from(rbp_rule);
             rbp_rule = RbpRule::Cfa as u32;
@@ -247,6 +252,9 @@ fn by_row(walk: &mut Walk, row: u64, rule: u32) -> Result<Next, StackEnd> {
     } else if rule == CfaRule::DerefRsp as u32 {
         opaque = true;
         read_word(walk.sp.wrapping_add_signed(offset * 8)).ok_or(StackEnd::Unreadable)?
+    } else if rule == CfaRule::Rbx as u32 {
+        opaque = true;
+        rbx::find(state, walk.found, walk.bx).ok_or(StackEnd::BadRow)?.wrapping_add_signed(offset * 8)
     } else if rule == CfaRule::Signal as u32 {
         return by_ucontext(walk);
     } else if rule == CfaRule::Plt as u32 {
@@ -281,7 +289,7 @@ fn by_row(walk: &mut Walk, row: u64, rule: u32) -> Result<Next, StackEnd> {
         }
     };
     let fp_slot = if opaque { Level::OPAQUE } else { fp_slot };
-    arrive(Next { pc: address, sp: cfa, fp, fp_slot, cfa_slot })
+    arrive(Next { pc: address, sp: cfa, fp, fp_slot, cfa_slot, rbx: Row::packed_rbx(row) })
 }
 
 /// A slot's distance from the caller's stack pointer in words, if it can be noted.
@@ -299,7 +307,7 @@ fn by_ucontext(walk: &mut Walk) -> Result<Next, StackEnd> {
     let [sp, pc] = read_pair(walk.sp + ucontext::RSP).ok_or(StackEnd::Unreadable)?;
     // The interrupted instruction itself, not one after a call: 1 more makes up for the byte that is taken off
     // return addresses.
-    arrive(Next { pc: pc.wrapping_add(1), sp, fp, fp_slot: Level::OPAQUE, cfa_slot: 0 })
+    arrive(Next { pc: pc.wrapping_add(1), sp, fp, fp_slot: Level::OPAQUE, cfa_slot: 0, rbx: RbxRule::SIGNAL })
 }
 
 #[inline(always)]
@@ -319,7 +327,7 @@ fn by_frame_pointer(walk: &mut Walk) -> Result<Next, StackEnd> {
     {
         return Err(StackEnd::BrokenChain);
     }
-    arrive(Next { pc: address, sp: fp + 16, fp: next, fp_slot: -2, cfa_slot: 0 })
+    arrive(Next { pc: address, sp: fp + 16, fp: next, fp_slot: -2, cfa_slot: 0, rbx: RbxRule::LOST })
 }
 
 /// Whether the instruction before `address` can be a call: `call rel32`, or a call through a register or memory in its

@@ -98,6 +98,7 @@ fn profile(args: &Args, addresses: Vec<u64>) -> Profile {
     };
     Profile {
         subject: Default::default(),
+        unwinding: Default::default(),
         memory: None,
         process: Process { pid: std::process::id(), comm: "bench-names".into() },
         duration: Duration::from_secs(1),

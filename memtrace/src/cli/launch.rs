@@ -58,16 +58,20 @@ pub fn start(argv: &[OsString], options: &Options, probes: Probes) -> anyhow::Re
 
 fn attach(launched: &mut Launched, options: &Options, probes: Probes) -> anyhow::Result<(Session, Option<ExitStatus>)> {
     let process = Process::open(launched.pid())?;
+    let mut reached = Reached::Condition;
     if probes != Probes::None {
         let maps_libc = || mappings::read(&process).is_ok_and(|mappings| mappings::maps_libc(&mappings));
-        if let Reached::Ended(status) = launched.run_until(maps_libc)? {
+        reached = launched.run_until(maps_libc)?;
+        if let Reached::Ended(status) = reached {
             bail!("the command ended before its C library was mapped ({status})");
         }
     }
-    // At the entry point without glibc, this says what is there instead.
+    // At the entry point without glibc the program is static, or this says what is there instead.
     let mut session = Session::attach(process, None, options, probes)?;
     session.start()?;
-    if let Reached::Ended(status) = launched.run_to_entry()? {
+    if let Reached::Condition = reached
+        && let Reached::Ended(status) = launched.run_to_entry()?
+    {
         return Ok((session, Some(status)));
     }
     session.refresh_modules();

@@ -3,6 +3,7 @@
 mod bench_empty;
 mod bench_names;
 mod doctor;
+mod late;
 mod launch;
 mod limits;
 mod memstacks;

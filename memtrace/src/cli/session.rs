@@ -16,7 +16,7 @@ use memtrace_common::{
 use tokio::io::{Interest, unix::AsyncFd};
 
 use self::memory::Memory;
-use super::{launch::Stop, limits, sweeper::Sweeper, unwinding::Unwinding};
+use super::{late::Late, launch::Stop, limits, sweeper::Sweeper, unwinding::Unwinding};
 use crate::{
     collect::{growth::Growth, modules::Modules, stacks},
     kernel::{
@@ -41,10 +41,10 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Shortest time between two reads of the mappings because of addresses that lie in none.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Largest room for unwind rows: 64 MiB of them.
-const MAX_ROWS: u64 = 8 << 20;
 /// Room for messages about system calls: about 48,000 of them.
 const CALLS_BYTES: u32 = 4 << 20;
+/// Room for unwind rows, whatever the budget: enough for the C library and a program of some MiB.
+const LEAST_ROWS: u64 = 128 << 10;
 /// Room for the tables of modules that are mapped later, beside half of what there is at the start.
 const SPARE_ROWS: u64 = 256 << 10;
 
@@ -57,6 +57,8 @@ pub struct Options {
     pub unwind: Unwind,
     /// Bits of the stack hash to ignore: 0, except in tests.
     pub hash_ignore: u64,
+    /// Whether every stack is walked from its innermost frame: for measurements.
+    pub plain_walks: bool,
     /// What is recorded of the target's memory as a whole.
     pub watch: Watch,
 }
@@ -91,7 +93,7 @@ pub struct Watch {
 impl Options {
     /// Stacks by frame pointers alone.
     pub fn plain(budget: Budget) -> Self {
-        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0, watch: Watch::default() }
+        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0, plain_walks: false, watch: Watch::default() }
     }
 }
 
@@ -128,6 +130,7 @@ pub struct Session {
     rss: Option<(Rss, Rss)>,
     last_refresh: Instant,
     refresh_wanted: bool,
+    late: Late,
     sweeper: Sweeper,
     watch: Watch,
     memory: Option<Memory>,
@@ -178,17 +181,18 @@ impl Session {
         }
         let mut unwinding = Unwinding::default();
         if options.unwind != Unwind::FramePointers {
-            unwinding.prepare(&modules);
+            unwinding.prepare(&process, &modules);
         }
         let (rows, blocks) = unwinding.size();
         let settings = Settings {
             tgid: kernel::in_initial_pid_namespace().then_some(pid.get()),
             budget: options.budget,
             unwind: options.unwind,
-            rows: room(rows),
-            blocks: room(blocks),
+            rows: room(rows, options.budget),
+            blocks: room(blocks, options.budget),
             hash_ignore: options.hash_ignore,
             calls: if options.watch.space { CALLS_BYTES } else { 0 },
+            plain_walks: options.plain_walks,
             oracle: match probes {
                 Probes::Oracle { bytes, .. } => bytes,
                 Probes::Recording | Probes::Empty | Probes::None => 0,
@@ -230,6 +234,7 @@ impl Session {
             started: None,
             last_refresh: Instant::now(),
             refresh_wanted: false,
+            late: Late::new(monotonic_now()),
             sweeper: Sweeper::new(sweep),
             watch: options.watch,
             memory,
@@ -272,23 +277,28 @@ impl Session {
         &mut self.tracer
     }
 
-    /// Reads the memory map again now.
+    /// Reads the memory map again now, while the target is held: what it has mapped does not count as late.
     pub fn refresh_modules(&mut self) {
-        if let Err(error) = self.try_refresh_modules() {
+        if let Err(error) = self.try_refresh_modules(false) {
             tracing::warn!("stacks through code mapped just now will be cut: {error}");
         }
     }
 
-    fn try_refresh_modules(&mut self) -> Result<(), kernel::KernelError> {
+    fn try_refresh_modules(&mut self, late: bool) -> Result<(), kernel::KernelError> {
         let events = self.tracer.loader_events()?;
+        let since = self.late.look(monotonic_now());
+        let before = self.modules.mappings().len();
         // A target that has just exited has no map any more: what was seen before stays.
         let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
         self.note_loader(events)?;
         if changed {
             if self.unwind != Unwind::FramePointers {
-                self.unwinding.prepare(&self.modules);
+                self.unwinding.prepare(&self.process, &self.modules);
             }
             self.unwinding.hand_over(&mut self.tracer, &self.modules)?;
+            if late {
+                self.late.in_force(&self.modules, before, since, monotonic_now());
+            }
         }
         self.tracer.set_loader_seen(events)
     }
@@ -416,7 +426,7 @@ impl Session {
             match EventKind::from_raw(event.kind) {
                 Some(EventKind::Mappings) => {
                     // While the target is in its loader: it may be gone before long.
-                    self.refresh_wanted = true;
+                    self.want_refresh(event.time);
                     self.last_refresh = Instant::now() - REFRESH_PAUSE;
                     self.refresh();
                 }
@@ -424,7 +434,9 @@ impl Session {
                     let number = u32::try_from(event.value).unwrap_or(u32::MAX);
                     let record = self.tracer.stack(number)?;
                     let frames = record.frames.iter().take(usize::from(record.len));
-                    self.refresh_wanted = frames.into_iter().any(|address| !self.modules.contains(*address));
+                    if frames.into_iter().any(|address| !self.modules.contains(*address)) {
+                        self.want_refresh(event.time);
+                    }
                 }
                 Some(EventKind::Fork) => self.sweeper.forked(),
                 Some(EventKind::Exec) => return Ok(true),
@@ -434,9 +446,16 @@ impl Session {
         Ok(false)
     }
 
+    fn want_refresh(&mut self, since: u64) {
+        self.refresh_wanted = true;
+        self.late.want(since);
+    }
+
     fn refresh(&mut self) {
         if self.refresh_wanted && self.last_refresh.elapsed() >= REFRESH_PAUSE {
-            self.refresh_modules();
+            if let Err(error) = self.try_refresh_modules(true) {
+                tracing::warn!("stacks through code mapped just now will be cut: {error}");
+            }
             self.refresh_wanted = false;
             self.last_refresh = Instant::now();
         }
@@ -500,9 +519,9 @@ async fn calls(memory: &mut Option<Memory>) -> anyhow::Result<()> {
     }
 }
 
-/// Room to reserve for `used` entries and those to come.
-fn room(used: u64) -> u32 {
-    (used + used / 2 + SPARE_ROWS).min(MAX_ROWS.max(used)) as u32
+/// Room to reserve for `used` entries of unwind tables and those to come: at most what the budget allows.
+fn room(used: u64, budget: Budget) -> u32 {
+    (used + used / 2 + SPARE_ROWS).min(budget.rows.max(LEAST_ROWS)) as u32
 }
 
 fn refuse_hazards(process: &Process) -> anyhow::Result<()> {
@@ -533,4 +552,13 @@ pub fn attach_points(discovery: &Discovery) -> Vec<AttachPoint> {
             })
         })
         .collect()
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds, the clock of `bpf_ktime_get_ns`.
+fn monotonic_now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure outlives the call, which can't fail: Linux always has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let nanoseconds = |value: i64| u64::try_from(value).unwrap_or(0);
+    nanoseconds(time.tv_sec) * 1_000_000_000 + nanoseconds(time.tv_nsec)
 }

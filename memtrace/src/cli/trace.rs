@@ -76,6 +76,9 @@ pub struct Common {
     /// Bits of the stack hash to ignore, so that tests can make stacks collide
     #[arg(long, hide = true, default_value_t = 0)]
     hash_ignore: u64,
+    /// Walks every stack from its innermost frame, so that the benchmark can compare
+    #[arg(long, hide = true)]
+    plain_walks: bool,
     /// Command to start and trace; its exit status becomes memtrace's
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -138,6 +141,7 @@ fn options(job: &Job) -> Options {
         budget: Budget::for_uses(common.memory_budget, uses),
         unwind: common.unwind,
         hash_ignore: common.hash_ignore,
+        plain_walks: common.plain_walks,
         watch: Watch { space: job.watch.space || reconciles(common), ..job.watch },
     }
 }

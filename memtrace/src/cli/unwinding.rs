@@ -5,14 +5,29 @@ use std::{
     path::Path,
 };
 
-use memtrace_common::unwind::CodeMapping;
+use memtrace_common::{
+    settings::Unwind,
+    unwind::{CodeMapping, MAX_MAPPINGS},
+};
 
 use crate::{
-    collect::modules::Modules,
+    collect::modules::{Code, Modules},
     kernel::{KernelError, Tracer, code::TableRef},
-    target::{Module, mappings::FileKey},
-    unwind::Table,
+    profile::UnwindProblem,
+    target::{
+        Mapping, Module, Process,
+        mappings::{self, FileKey},
+    },
+    unwind::{Table, UnwindError},
 };
+
+/// Stands for the vDSO, which is no file. No file has this number.
+const VDSO: FileKey = FileKey { device: (u32::MAX, u32::MAX), inode: 0 };
+
+/// By what the table of a mapping's code is found.
+fn key(mapping: &Mapping) -> FileKey {
+    if mapping.is_vdso() { VDSO } else { mapping.file }
+}
 
 /// How a module's frames are unwound.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,10 +36,27 @@ pub enum State {
     Rows,
     /// By frame pointers: it has no unwind information.
     NoInformation,
-    /// By frame pointers: its unwind information can't be used, for the reason given.
+    /// Not at all: its unwind information can't be used, for the reason given.
     Unusable(String),
-    /// By frame pointers: there was no room for its table.
+    /// Not at all: there was no room for its table.
     NoRoom,
+}
+
+impl State {
+    /// Why not by rows; `None` if it is by rows.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Rows => None,
+            Self::NoInformation => Some("it has no unwind information"),
+            Self::Unusable(reason) => Some(reason),
+            Self::NoRoom => Some("there is no room for its table (raise --memory-budget)"),
+        }
+    }
+
+    /// Whether stacks end there: code with unwind information was compiled without frame pointers, most likely.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Unusable(_) | Self::NoRoom)
+    }
 }
 
 /// A module and how its frames are unwound.
@@ -57,34 +89,38 @@ pub struct Unwinding {
 
 impl Unwinding {
     /// Makes the tables of all modules that have none yet.
-    pub fn prepare(&mut self, modules: &Modules) {
-        let missing: Vec<FileKey> = modules
-            .code()
-            .filter_map(|code| code.module.map(|_| code.mapping.file))
-            .filter(|key| !self.states.contains_key(key))
-            .collect::<HashSet<_>>()
-            .into_iter()
-            .collect();
-        for key in missing {
-            let Some(module) = modules.module(key) else { continue };
-            let (state, table) = match Table::read(module.file()) {
-                Ok(table) if table.rows().is_empty() => (State::NoInformation, None),
-                Ok(table) => (State::Rows, Some(table)),
-                Err(error) => {
-                    tracing::warn!("{:?} is unwound by frame pointers: {error}", module.name());
-                    (State::Unusable(error.to_string()), None)
-                }
-            };
-            let rows = table.as_ref().map_or(0, |table| table.rows().len() as u64);
-            let bytes = table.as_ref().map_or(0, |table| table.bytes() as u64);
-            let unsupported = |table: &Table| table.summary().unsupported.iter().map(|(_, share)| share.bytes).sum();
-            let unsupported_code = table.as_ref().map_or(0, unsupported);
-            let name = module.name().to_owned();
-            self.states.insert(key, ModuleState { name, rows, bytes, unsupported_code, state });
-            if let Some(table) = table {
-                self.bases.insert(key, table.base());
-                self.waiting.insert(key, table);
+    pub fn prepare(&mut self, process: &Process, modules: &Modules) {
+        for code in modules.code() {
+            let key = key(code.mapping);
+            if self.states.contains_key(&key) {
+                continue;
             }
+            if let Some(module) = code.module {
+                self.add(key, module.name(), Table::read(module.file()));
+            } else if key == VDSO {
+                let bytes = mappings::read_vdso(process, code.mapping);
+                self.add(key, "[vdso]", bytes.map_err(UnwindError::from).and_then(|bytes| Table::read(&bytes[..])));
+            }
+        }
+    }
+
+    fn add(&mut self, key: FileKey, name: &str, table: Result<Table, UnwindError>) {
+        let (state, table) = match table {
+            Ok(table) if table.rows().is_empty() => (State::NoInformation, None),
+            Ok(table) => (State::Rows, Some(table)),
+            Err(error) => {
+                tracing::warn!("stacks through {name:?} are cut: {error}");
+                (State::Unusable(error.to_string()), None)
+            }
+        };
+        let rows = table.as_ref().map_or(0, |table| table.rows().len() as u64);
+        let bytes = table.as_ref().map_or(0, |table| table.bytes() as u64);
+        let unsupported = |table: &Table| table.summary().unsupported.iter().map(|(_, share)| share.bytes).sum();
+        let unsupported_code = table.as_ref().map_or(0, unsupported);
+        self.states.insert(key, ModuleState { name: name.to_owned(), rows, bytes, unsupported_code, state });
+        if let Some(table) = table {
+            self.bases.insert(key, table.base());
+            self.waiting.insert(key, table);
         }
     }
 
@@ -100,15 +136,20 @@ impl Unwinding {
     /// # Errors
     /// Its tables can't be written.
     pub fn hand_over(&mut self, tracer: &mut Tracer, modules: &Modules) -> Result<(), KernelError> {
-        for (key, table) in self.waiting.drain() {
+        let mut waiting: Vec<(FileKey, Table)> = self.waiting.drain().collect();
+        let lasting: HashSet<FileKey> = modules.code().filter(stays).map(|code| key(code.mapping)).collect();
+        // What every stack leads through comes first, then small tables before large ones.
+        waiting.sort_by_key(|(key, table)| (!lasting.contains(key), table.rows().len(), *key));
+        for (key, table) in waiting {
             match tracer.add_table(table.rows(), table.index())? {
                 Some(place) => {
                     self.placed.insert(key, place);
                 }
                 None => {
                     if let Some(state) = self.states.get_mut(&key) {
-                        tracing::warn!("{:?} is unwound by frame pointers: no room for its table", state.name);
                         state.state = State::NoRoom;
+                        let reason = state.state.reason().unwrap_or_default();
+                        tracing::warn!("stacks through {:?} are cut: {reason}", state.name);
                     }
                 }
             }
@@ -118,14 +159,20 @@ impl Unwinding {
             // Return addresses in there are not the program's: the kernel side has to see that no code is known.
             .filter(|code| code.mapping.name != Path::new("[uprobes]"))
             .map(|code| {
-                let key = code.mapping.file;
+                let key = key(code.mapping);
                 let place = self.placed.get(&key).copied().unwrap_or_default();
-                let base = code
-                    .module
-                    .and_then(|module| module.code_address(code.mapping))
+                let base = code_address(&code)
                     .zip(self.bases.get(&key))
                     .map(|(address, base)| code.mapping.start.wrapping_sub(address.wrapping_sub(*base)));
                 let place = if base.is_some() { place } else { TableRef::default() };
+                let cut = place.rows == 0 && self.states.get(&key).is_some_and(|module| module.state.is_cut());
+                let mut blocks = place.blocks;
+                if !stays(&code) {
+                    blocks |= CodeMapping::REMOVABLE;
+                }
+                if cut {
+                    blocks |= CodeMapping::CUT;
+                }
                 CodeMapping {
                     start: code.mapping.start,
                     end: code.mapping.end,
@@ -133,12 +180,18 @@ impl Unwinding {
                     first_row: place.first_row,
                     rows: place.rows,
                     first_block: place.first_block,
-                    blocks: place.blocks | if code.module.is_some_and(stays) { 0 } else { CodeMapping::REMOVABLE },
+                    blocks,
                 }
             })
             .collect();
+        let left_out = mappings.len().saturating_sub(MAX_MAPPINGS as usize);
+        if left_out > 0 {
+            // Code that is made at run time comes in the largest numbers.
+            mappings.sort_by_key(|mapping| (mapping.rows == 0, mapping.start));
+            mappings.truncate(MAX_MAPPINGS as usize);
+        }
         mappings.sort_unstable_by_key(|mapping| mapping.start);
-        let left_out = tracer.set_mappings(&mappings)?;
+        tracer.set_mappings(&mappings)?;
         if left_out > self.left_out {
             tracing::warn!(
                 "{left_out} code mappings of the target are beyond those that can be unwound: stacks through them are cut"
@@ -146,6 +199,24 @@ impl Unwinding {
         }
         self.left_out = left_out;
         Ok(())
+    }
+
+    /// Code mappings beyond those that can be unwound.
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Modules whose frames are not unwound by rows, with what happens to stacks through them.
+    pub fn problems(&self, unwind: Unwind) -> Vec<UnwindProblem> {
+        self.modules()
+            .into_iter()
+            .filter_map(|module| {
+                let reason = module.state.reason()?;
+                let cut = unwind == Unwind::Dwarf || module.state.is_cut();
+                let consequence = if cut { "stacks through it are cut" } else { "it is followed by frame pointers" };
+                Some(UnwindProblem { module: module.name, problem: format!("{reason}; {consequence}") })
+            })
+            .collect()
     }
 
     /// The modules by name, and how their frames are unwound.
@@ -156,8 +227,15 @@ impl Unwinding {
     }
 }
 
-/// Whether a module stays for as long as the process lives: the program and the C library, which both name a dynamic
-/// loader, and the loader.
-fn stays(module: &Module) -> bool {
-    module.has_interpreter() || module.name().starts_with("ld-")
+/// Address of a mapping's first byte, as the file numbers it.
+fn code_address(code: &Code<'_>) -> Option<u64> {
+    // The vDSO's image is mapped as a whole, from its first byte, which has address 0.
+    if code.mapping.is_vdso() { Some(0) } else { code.module?.code_address(code.mapping) }
+}
+
+/// Whether code stays for as long as the process lives: the program and the C library, which both name a dynamic loader,
+/// the loader, and the vDSO.
+fn stays(code: &Code<'_>) -> bool {
+    let stays = |module: &Module| module.has_interpreter() || module.name().starts_with("ld-");
+    code.mapping.is_vdso() || code.module.is_some_and(stays)
 }

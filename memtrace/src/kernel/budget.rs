@@ -28,6 +28,8 @@ pub struct Budget {
     pub threads: u32,
     /// Chunks of pages.
     pub chunks: u32,
+    /// Unwind rows, beside the tables above.
+    pub rows: u64,
 }
 
 /// What the tables are for.
@@ -46,7 +48,8 @@ impl Budget {
     }
 
     /// Divides `mebibytes` between the tables: an eighth for stacks, an eighth for threads (at most 8192), the rest
-    /// for live blocks, or pages, or half of it for each of both. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
+    /// for live blocks, or pages, or half of it for each of both. Unwind rows may take a quarter of it more, as far as the
+    /// target's code needs them. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
     pub fn for_uses(mebibytes: u32, uses: Uses) -> Self {
         let bytes = u64::from(mebibytes.clamp(MIN_MIB, MAX_MIB)) << 20;
         let stack = (size_of::<StackRecord>() + size_of::<Totals>() + size_of::<u64>() + size_of::<u64>()) as u64
@@ -64,6 +67,7 @@ impl Budget {
             stacks: entries(stacks),
             threads: entries(threads),
             chunks: share(uses.pages, chunk),
+            rows: bytes / 4 / size_of::<u64>() as u64,
         }
     }
 }

@@ -65,11 +65,11 @@ impl Tracer {
     }
 
     /// Puts a new list of code mappings in force, at one moment for all walks. They must be sorted and must not
-    /// overlap; those beyond [`MAX_MAPPINGS`] are left out. Returns how many were.
+    /// overlap; those beyond [`MAX_MAPPINGS`] are left out.
     ///
     /// # Errors
     /// The tables can't be written.
-    pub fn set_mappings(&mut self, mappings: &[CodeMapping]) -> Result<usize, KernelError> {
+    pub fn set_mappings(&mut self, mappings: &[CodeMapping]) -> Result<(), KernelError> {
         let name = maps::MAPPINGS;
         let used = mappings.len().min(MAX_MAPPINGS as usize);
         let list = MappingList { generation: self.code.generation + 1, count: used as u32 };
@@ -81,7 +81,7 @@ impl Tracer {
         }
         self.write_control(Control::Mappings, list.pack())?;
         self.code.generation = list.generation;
-        Ok(mappings.len() - used)
+        Ok(())
     }
 
     fn share(&self, name: &'static str) -> Result<SharedArray, KernelError> {

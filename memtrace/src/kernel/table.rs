@@ -22,8 +22,8 @@ struct BatchAttr {
     flags: u64,
 }
 
-/// Entries asked for at a time.
-const BATCH: usize = 4096;
+/// Most bytes asked for at a time.
+const BATCH: usize = 1 << 20;
 
 /// Calls `each` with every entry of a hash or array map. `K` and `V` are the map's key and value types, plain data.
 ///
@@ -52,7 +52,7 @@ pub fn for_each<K: aya::Pod, V: aya::Pod>(
     let mut cursor = 0u32;
     let mut next = 0u32;
     let mut first = true;
-    let mut capacity = BATCH.min(max_entries.max(1) as usize);
+    let mut capacity = (BATCH / (size_of::<K>() + size_of::<V>()).max(1)).clamp(1, max_entries.max(1) as usize);
     let mut keys: Vec<MaybeUninit<K>> = Vec::new();
     let mut values: Vec<MaybeUninit<V>> = Vec::new();
     loop {

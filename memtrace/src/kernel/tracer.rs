@@ -14,7 +14,7 @@ use aya::{
     programs::{Program, ProgramError, RawTracePoint, UProbe, raw_trace_point::RawTracePointLink, uprobe::UProbeLink},
 };
 use memtrace_common::{
-    block::{Block, BlockKey},
+    block::{Block, BlockKey, ThreadState},
     event::{Counter, Event},
     loss::{Loss, LossCount},
     maps,
@@ -120,6 +120,8 @@ pub struct Settings {
     pub hash_ignore: u64,
     /// Bytes of the ring buffer for system calls, a power of two; 0 if they are not traced.
     pub calls: u32,
+    /// Whether every stack is walked from its innermost frame, without the thread's last one: for measurements.
+    pub plain_walks: bool,
     /// Bytes of the ring buffer for [`super::source::oracle`], a power of two; 0, except in the unwinder's test.
     pub oracle: u32,
 }
@@ -135,6 +137,7 @@ impl Settings {
             blocks: 0,
             hash_ignore: 0,
             calls: 0,
+            plain_walks: false,
             oracle: 0,
         }
     }
@@ -198,6 +201,7 @@ impl Tracer {
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
             .override_global(globals::FAULTS_DISABLED, &faults_disabled, true)
+            .override_global(globals::PLAIN_WALKS, &u32::from(settings.plain_walks), true)
             .override_global(globals::PREEMPT_GUARD, &u32::from(guard.is_some()), true)
             .override_global(aya_log::LEVEL, &log_level, false)
             .map_max_entries(maps::BLOCKS, budget.blocks)
@@ -444,6 +448,22 @@ impl Tracer {
         Ok(missed)
     }
 
+    /// Calls of threads inside another call at this moment that may not be inside it: the other may never return, which
+    /// frame pointers can't tell. Counted when it is known ([`Loss::Hidden`]), and not yet for these.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn hidden_calls(&self) -> Result<LossCount, KernelError> {
+        let mut hidden = LossCount::default();
+        self.for_each(maps::THREADS, |_: &u64, thread: &ThreadState| {
+            if thread.sp != 0 {
+                hidden.count = hidden.count.saturating_add(thread.hidden_count);
+                hidden.bytes = hidden.bytes.saturating_add(thread.hidden_bytes);
+            }
+        })?;
+        Ok(hidden)
+    }
+
     /// One counter, summed over the CPUs.
     ///
     /// # Errors
@@ -531,8 +551,9 @@ impl EventStream {
             let item = self.ring.next()?;
             // Anything of another size is not from this object file; there is no such thing, but bytes are bytes.
             let Ok(bytes) = <&[u8; size_of::<Event>()]>::try_from(&*item) else { continue };
-            let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-            return Some(Event { kind: word(0), tgid: word(4), value: u64::from(word(8)) | u64::from(word(12)) << 32 });
+            let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+            let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
+            return Some(Event { kind: half(0), tgid: half(4), value: word(8), time: word(16) });
         }
     }
 }

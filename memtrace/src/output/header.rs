@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use crate::{
-    profile::{Subject, TraceEnd},
-    view::{self, Coverage, Truncated, Which},
+    profile::{Subject, TraceEnd, Unwinding},
+    view::{self, Coverage, Share, Which},
 };
 
 use super::{escape, memory, units};
@@ -50,6 +50,7 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
         lines.push(("left out", line));
     }
     lines.extend(stacks(coverage));
+    lines.extend(unwinding(&coverage.unwinding));
     for problem in &coverage.problems {
         let module = escape::text(&problem.module);
         lines.push(("names", format!("{module}: {}", escape::text(&problem.problem))));
@@ -159,28 +160,54 @@ fn totals(coverage: &Coverage) -> String {
 }
 
 fn stacks(coverage: &Coverage) -> Vec<(&'static str, String)> {
-    let all = coverage.stacks;
-    if coverage.truncated.is_empty() {
-        return vec![("stacks", format!("{} recorded, none truncated", units::counted(all, "stack")))];
-    }
-    let truncated = |cut: &Truncated| {
-        let share = |part, whole| units::percent(view::share(part, whole));
+    let part = |part, whole| units::percent(view::share(part, whole));
+    let text = |share: &Share| {
         format!(
-            "{} of {} truncated ({}; {} of allocated bytes, {} of unfreed bytes): {}",
-            cut.stacks,
-            units::counted(all, "stack"),
-            share(cut.stacks, all),
-            share(cut.allocated.bytes, coverage.allocated.bytes),
-            share(cut.unfreed.bytes, coverage.unfreed.bytes),
-            cut.reason.reason()
+            "{} of stacks; {} of allocated bytes, {} of unfreed bytes",
+            part(share.stacks, coverage.stacks),
+            part(share.allocated.bytes, coverage.allocated.bytes),
+            part(share.unfreed.bytes, coverage.unfreed.bytes)
         )
     };
-    coverage
-        .truncated
-        .iter()
-        .enumerate()
-        .map(|(position, cut)| (if position == 0 { "stacks" } else { "" }, truncated(cut)))
-        .collect()
+    let recorded = units::counted(coverage.stacks, "stack");
+    if coverage.whole.stacks == coverage.stacks {
+        return vec![("stacks", format!("{recorded} recorded, all whole"))];
+    }
+    let whole = &coverage.whole;
+    let mut lines = vec![("stacks", format!("{recorded} recorded, {} whole ({})", whole.stacks, text(whole)))];
+    for cut in &coverage.truncated {
+        lines.push(("", format!("{} truncated: {} ({})", cut.share.stacks, cut.reason.reason(), text(&cut.share))));
+    }
+    lines
+}
+
+/// What the unwind tables did not cover.
+fn unwinding(unwinding: &Unwinding) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    for problem in &unwinding.problems {
+        lines.push(format!("no rows for {}: {}", escape::text(&problem.module), escape::text(&problem.problem)));
+    }
+    if unwinding.left_out != 0 {
+        let mappings = units::counted(unwinding.left_out, "code mapping");
+        lines.push(format!("{mappings} beyond those that can be unwound: stacks through them are cut"));
+    }
+    let late = unwinding.late;
+    if late.mappings != 0 {
+        let cut = match late.stacks {
+            0 => "no stack was cut for that".to_owned(),
+            stacks => format!(
+                "{} cut for that, which allocated {}",
+                units::counted(stacks, "stack"),
+                units::bytes(late.allocated.bytes)
+            ),
+        };
+        lines.push(format!(
+            "{} appeared during the trace, with rows in force after at most {}; {cut}",
+            units::counted(late.mappings, "code mapping"),
+            units::delay(late.longest)
+        ));
+    }
+    lines.into_iter().enumerate().map(|(position, line)| (if position == 0 { "unwinding" } else { "" }, line)).collect()
 }
 
 fn losses(coverage: &Coverage) -> Vec<(&'static str, String)> {

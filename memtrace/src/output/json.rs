@@ -38,7 +38,13 @@
 //!   losses           [{name, count, bytes, lowers_totals, sentence}], the non-zero ones
 //!   stacks           number of distinct recorded stacks
 //!   allocated, unfreed  {bytes, count}: totals of the trace
+//!   whole            {stacks, allocated, unfreed}: stacks that reach the outermost function
 //!   truncated        [{reason, stacks, allocated, unfreed}]
+//!   unwinding        what the unwind tables did not cover:
+//!     without_rows     [{module, problem}]: modules that are not unwound by rows
+//!     left_out         code mappings beyond those that can be unwound
+//!     late_code        {mappings, longest_ns, stacks, allocated}: mappings of code that appeared during the trace, after
+//!                      how long at most their rows were in force, and the stacks that fell into that time
 //!   problems         [{module, problem}]: modules with names missing
 //!   rss              {before, after, difference} in bytes, or null
 //!   memory           null, or the process's memory as a whole:
@@ -187,7 +193,9 @@ struct CoverageObject<'a> {
     stacks: u64,
     allocated: Amount,
     unfreed: Amount,
+    whole: Whole,
     truncated: Vec<Truncated>,
+    unwinding: Unwinding<'a>,
     problems: Vec<Problem<'a>>,
     rss: Option<Rss>,
     memory: Option<json_memory::Memory>,
@@ -216,6 +224,48 @@ struct Loss {
     bytes: u64,
     lowers_totals: bool,
     sentence: &'static str,
+}
+
+#[derive(Serialize)]
+struct Whole {
+    stacks: u64,
+    allocated: Amount,
+    unfreed: Amount,
+}
+
+#[derive(Serialize)]
+struct Unwinding<'a> {
+    without_rows: Vec<Problem<'a>>,
+    left_out: u64,
+    late_code: LateCode,
+}
+
+#[derive(Serialize)]
+struct LateCode {
+    mappings: u64,
+    longest_ns: u64,
+    stacks: u64,
+    allocated: Amount,
+}
+
+impl<'a> From<&'a profile::Unwinding> for Unwinding<'a> {
+    fn from(unwinding: &'a profile::Unwinding) -> Self {
+        let late = unwinding.late;
+        Self {
+            without_rows: unwinding
+                .problems
+                .iter()
+                .map(|problem| Problem { module: &problem.module, problem: &problem.problem })
+                .collect(),
+            left_out: unwinding.left_out,
+            late_code: LateCode {
+                mappings: late.mappings,
+                longest_ns: nanoseconds(late.longest),
+                stacks: late.stacks,
+                allocated: late.allocated.into(),
+            },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -275,16 +325,22 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
             stacks: coverage.stacks,
             allocated: coverage.allocated.into(),
             unfreed: coverage.unfreed.into(),
+            whole: Whole {
+                stacks: coverage.whole.stacks,
+                allocated: coverage.whole.allocated.into(),
+                unfreed: coverage.whole.unfreed.into(),
+            },
             truncated: coverage
                 .truncated
                 .iter()
                 .map(|cut| Truncated {
                     reason: cut.reason.reason(),
-                    stacks: cut.stacks,
-                    allocated: cut.allocated.into(),
-                    unfreed: cut.unfreed.into(),
+                    stacks: cut.share.stacks,
+                    allocated: cut.share.allocated.into(),
+                    unfreed: cut.share.unfreed.into(),
                 })
                 .collect(),
+            unwinding: (&coverage.unwinding).into(),
             problems: coverage
                 .problems
                 .iter()

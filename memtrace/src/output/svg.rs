@@ -65,7 +65,7 @@ fn subtitle(coverage: &Coverage, which: Which) -> String {
     if which == Which::Unfreed && !coverage.older.is_zero() {
         line.push_str(&format!("; blocks younger than {} left out", units::duration(coverage.older)));
     }
-    let truncated: u64 = coverage.truncated.iter().map(|cut| cut.stacks).sum();
+    let truncated: u64 = coverage.truncated.iter().map(|cut| cut.share.stacks).sum();
     if truncated != 0 {
         line.push_str(&format!("; {truncated} of {} truncated", units::counted(coverage.stacks, "stack")));
     }

@@ -53,6 +53,11 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
+/// `4.2 ms`; from a second on as [`duration`].
+pub fn delay(delay: Duration) -> String {
+    if delay < Duration::from_secs(1) { format!("{:.1} ms", delay.as_secs_f64() * 1e3) } else { duration(delay) }
+}
+
 /// `61.5 %`; what is not nothing is never printed as nothing.
 pub fn percent(share: f64) -> String {
     let percent = share * 100.0;

@@ -2,6 +2,7 @@
 
 mod memory;
 mod named;
+mod unwinding;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,6 +14,7 @@ use memtrace_common::{
 
 pub use memory::{FaultCounts, GrowthSummary, Memory, Resident};
 pub use named::{NameProblem, NamedProfile, NamedStack, OTHERS, SourceLine, UNATTRIBUTED, UNKNOWN_CALL_PATH};
+pub use unwinding::{LateCode, UnwindProblem, Unwinding};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +83,8 @@ pub struct Profile {
     pub events: Events,
     /// Non-zero losses.
     pub losses: Vec<(Loss, LossCount)>,
+    /// What the unwind tables did not cover.
+    pub unwinding: Unwinding,
     /// Resident set at the start and at the end (the last known value if the process has exited), bytes.
     pub rss: Option<(u64, u64)>,
     /// What was found out about the process's memory as a whole.

@@ -7,7 +7,9 @@ use memtrace_common::{
     stack::StackEnd,
 };
 
-use super::{Amount, Events, Function, Imbalance, Memory, Process, Resident, Subject, TraceEnd, check_balance};
+use super::{
+    Amount, Events, Function, Imbalance, Memory, Process, Resident, Subject, TraceEnd, Unwinding, check_balance,
+};
 
 /// The only frame of pages that no call path is known for.
 pub const UNATTRIBUTED: &str = "[unattributed]";
@@ -39,6 +41,8 @@ pub struct NamedProfile {
     pub events: Events,
     /// Non-zero losses.
     pub losses: Vec<(Loss, LossCount)>,
+    /// What the unwind tables did not cover.
+    pub unwinding: Unwinding,
     /// Resident set at the start and at the end, bytes.
     pub rss: Option<(u64, u64)>,
     /// What was found out about the process's memory as a whole.

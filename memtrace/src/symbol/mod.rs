@@ -88,6 +88,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
         stacks: merged.finish(&names, options.lines),
         events: profile.events,
         losses: profile.losses.clone(),
+        unwinding: profile.unwinding.clone(),
         rss: profile.rss,
         memory: profile.memory.clone(),
         problems,

@@ -7,7 +7,9 @@ use std::{hint::black_box, path::PathBuf, time::Duration};
 use memtrace_common::stack::StackEnd;
 
 use super::*;
-use crate::profile::{Amount, Events, Function, Leaf, NameSources, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH};
+use crate::profile::{
+    Amount, Events, Function, Leaf, NameSources, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH, Unwinding,
+};
 
 #[inline(never)]
 fn outer(value: u64) -> u64 {
@@ -90,6 +92,7 @@ pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
         names: NameSources::default(),
         events: Events::default(),
         losses: Vec::new(),
+        unwinding: Unwinding::default(),
         rss: None,
     }
 }

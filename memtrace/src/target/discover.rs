@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Mapping, Module, ModuleProblem, Process, TargetError,
-    elf::{Dynamic, Source},
+    elf::{Dynamic, Source, Symbol, Symbols},
     function::{Function, GLIBC},
     mappings, prologue,
     prologue::Code,
@@ -221,22 +221,32 @@ fn look_into(discovery: &mut Discovery, executable: bool, others: &mut Others) -
     let Some(index) = discovery.modules.len().checked_sub(1) else { return Ok(()) };
     let module = &discovery.modules[index];
     let source = Source::new(module.file());
+    if executable
+        && !module.has_interpreter()
+        && let Some(symbols) = source.debugging_symbols()?.filter(|symbols| is_allocator(*symbols))
+    {
+        let (sites, notes) = resolve(module, index, symbols);
+        discovery.sites.extend(sites);
+        // What a static program lacks, it does not call.
+        discovery.notes.extend(notes.into_iter().filter(|note| !matches!(note, Note::Missing { .. })));
+        return Ok(());
+    }
     let Some(dynamic) = source.dynamic()? else { return Ok(()) };
     let soname = dynamic.soname.unwrap_or_default();
     if is_loader(soname) {
         if discovery.loader.is_none()
-            && let Some(hook) = dynamic.function("_dl_debug_state")
+            && let Some(hook) = dynamic.symbols.function("_dl_debug_state")
             && let Some(offset) = module.file_offset(hook.address)
         {
             const STATE: u64 = 24;
-            let state = dynamic.variable("_r_debug").and_then(|debug| debug.checked_add(STATE));
+            let state = dynamic.symbols.variable("_r_debug").and_then(|debug| debug.checked_add(STATE));
             discovery.loader = Some(LoaderHook { module: index, offset, state });
         }
         // Loaders of glibc before 2.32 export a malloc, for themselves.
         return Ok(());
     }
     if is_glibc(&dynamic) {
-        let (sites, notes) = resolve(module, index, &dynamic);
+        let (sites, notes) = resolve(module, index, dynamic.symbols);
         if sites.is_empty() {
             let reason = notes.first().map(Note::to_string).unwrap_or_default();
             others.damaged = Some((module.name().to_owned(), ModuleProblem::NoSite(reason)));
@@ -249,7 +259,7 @@ fn look_into(discovery: &mut Discovery, executable: bool, others: &mut Others) -
     if c_library && others.library.is_none() {
         others.library = Some(module.name().to_owned());
     }
-    if dynamic.function("malloc").is_some() {
+    if dynamic.symbols.function("malloc").is_some() {
         let module = module.name().to_owned();
         discovery.notes.push(Note::OtherAllocator { module, executable });
     }
@@ -263,13 +273,30 @@ fn is_loader(soname: &[u8]) -> bool {
 fn is_glibc(dynamic: &Dynamic<'_>) -> bool {
     dynamic.soname == Some(b"libc.so.6")
         && dynamic.versions.iter().any(|version| version.starts_with(b"GLIBC_2."))
-        && dynamic.function("malloc").is_some()
+        && dynamic.symbols.function("malloc").is_some()
+}
+
+/// Whether a module defines a whole allocator: functions that belong together have one heap.
+fn is_allocator(symbols: Symbols<'_>) -> bool {
+    ["malloc", "free", "calloc", "realloc"].iter().all(|name| !definitions(symbols, name).is_empty())
 }
 
 /// Names of C libraries and their loaders: musl, uClibc, bionic, dietlibc.
 fn is_other_c_library(name: &[u8]) -> bool {
     const STARTS: [&[u8]; 5] = [b"ld-musl-", b"libc.musl-", b"ld-uClibc", b"libuClibc", b"libc.so"];
     name != b"libc.so.6" && STARTS.iter().any(|start| name.starts_with(start))
+}
+
+/// The definitions of a function: those for other object files, or the only other one.
+fn definitions<'a>(symbols: Symbols<'a>, name: &str) -> Vec<Symbol<'a>> {
+    let mut found: Vec<_> = symbols.functions().filter(|symbol| symbol.name == name.as_bytes()).collect();
+    if found.iter().any(|symbol| !symbol.local) {
+        found.retain(|symbol| !symbol.local);
+    } else if found.iter().any(|symbol| symbol.address != found[0].address) {
+        // Functions of other kinds, by that name.
+        found.clear();
+    }
+    found
 }
 
 /// One address with functions to trace.
@@ -293,10 +320,10 @@ impl Found {
 }
 
 /// Finds the functions of [`GLIBC`] and places their probes.
-fn resolve(module: &Module, index: usize, dynamic: &Dynamic<'_>) -> (Vec<ProbeSite>, Vec<Note>) {
+fn resolve(module: &Module, index: usize, symbols: Symbols<'_>) -> (Vec<ProbeSite>, Vec<Note>) {
     let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-    for symbol in dynamic.functions() {
-        if let Some(function) = GLIBC.iter().position(|function| function.name.as_bytes() == symbol.name) {
+    for (function, known) in GLIBC.iter().enumerate() {
+        for symbol in definitions(symbols, known.name) {
             let entry = found.entry(symbol.address).or_default();
             entry.functions.push(function);
             entry.size = entry.size.max(symbol.size);
@@ -304,7 +331,7 @@ fn resolve(module: &Module, index: usize, dynamic: &Dynamic<'_>) -> (Vec<ProbeSi
             entry.add_name(symbol.name);
         }
     }
-    for symbol in dynamic.functions() {
+    for symbol in symbols.functions() {
         if let Some(entry) = found.get_mut(&symbol.address) {
             entry.add_name(symbol.name);
         }

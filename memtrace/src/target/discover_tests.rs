@@ -97,10 +97,41 @@ fn a_statically_linked_program() {
     let workshop = Workshop::new();
     for flags in [&["-static"][..], &["-static-pie"]] {
         let running = Running::program(&workshop.compile("static", SLEEPER, flags));
+        let discovery = discovered(&running);
+        for function in ["malloc", "calloc", "realloc", "free"] {
+            assert!(discovery.sites.iter().any(|site| site.function == function), "{function}");
+        }
+        assert_eq!(discovery.notes, []);
+        let running = Running::program(&workshop.compile("stripped", SLEEPER, &[flags, &["-s"]].concat()));
         let error = discover(&Process::open(running.pid()).unwrap()).unwrap_err();
         assert!(matches!(&error, TargetError::StaticProgram { .. }), "{error}");
         assert!(error.to_string().contains("statically linked"), "{error}");
     }
+}
+
+/// Only one object file's functions of these names can be meant: local ones of several are none, and those for all take
+/// precedence.
+#[test]
+fn functions_of_one_name_in_a_static_program() {
+    let workshop = Workshop::new();
+    let local = "static __attribute__((used, noinline)) void *malloc(unsigned long n) { return (void *)n; }";
+    let other = workshop.0.path().join("other.o");
+    let object = workshop.compile("part", local, &["-c", "-fno-builtin"]);
+    std::fs::rename(object, &other).unwrap();
+    let program = workshop.compile("static", SLEEPER, &["-static", other.to_str().unwrap()]);
+    let discovery = discovered(&Running::program(&program));
+    assert_eq!(discovery.sites.iter().filter(|site| site.function == "malloc").count(), 1);
+    // In a position-independent static program glibc's malloc is local too.
+    let program = workshop.compile("static", SLEEPER, &["-static-pie", other.to_str().unwrap()]);
+    let running = Running::program(&program);
+    let mallocs = match discover(&Process::open(running.pid()).unwrap()) {
+        Ok(discovery) => discovery.sites.iter().filter(|site| site.function == "malloc").count(),
+        Err(error) => {
+            assert!(matches!(&error, TargetError::StaticProgram { .. }), "{error}");
+            1
+        }
+    };
+    assert_eq!(mallocs, 1);
 }
 
 #[test]

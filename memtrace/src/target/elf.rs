@@ -139,24 +139,9 @@ impl<'f> Source<'f> {
 
     /// Reads the dynamic symbol table and what belongs to it; `None` if the file has none.
     pub fn dynamic(&self) -> Result<Option<Dynamic<'_>>, ModuleProblem> {
-        let header = self.header()?;
         let data = self.data();
-        let sections = header.section_headers(LE, data).map_err(malformed)?;
-        let Some(table) = sections.iter().find(|section| section.sh_type(LE) == elf::SHT_DYNSYM) else {
-            return Ok(None);
-        };
-        check_size(table.sh_size(LE), MAX_READ, "dynamic symbols")?;
-        let symbols = table.data_as_array(LE, data).map_err(malformed)?;
-        let strings = sections
-            .get(table.link(LE).0)
-            .ok_or_else(|| ModuleProblem::Malformed("no string table for the dynamic symbols".into()))?;
-        check_size(strings.sh_size(LE), MAX_READ, "dynamic strings")?;
-        let mut dynamic = Dynamic {
-            symbols,
-            strings: strings.data(LE, data).map_err(malformed)?,
-            soname: None,
-            versions: Vec::new(),
-        };
+        let Some(symbols) = self.symbols(elf::SHT_DYNSYM, "dynamic symbols")? else { return Ok(None) };
+        let mut dynamic = Dynamic { symbols, soname: None, versions: Vec::new() };
         for program in self.program_headers()? {
             if program.p_type(LE) == elf::PT_DYNAMIC {
                 check_segment(program)?;
@@ -165,10 +150,10 @@ impl<'f> Source<'f> {
                     .iter()
                     .take_while(|entry| entry.d_tag(LE) != u64::from(elf::DT_NULL))
                     .find(|entry| entry.d_tag(LE) == u64::from(elf::DT_SONAME))
-                    .and_then(|entry| dynamic.string(entry.d_val(LE)));
+                    .and_then(|entry| symbols.string(entry.d_val(LE)));
             }
         }
-        for section in sections {
+        for section in self.header()?.section_headers(LE, data).map_err(malformed)? {
             if section.sh_type(LE) != elf::SHT_GNU_VERDEF {
                 continue;
             }
@@ -177,11 +162,30 @@ impl<'f> Source<'f> {
             for definition in definitions.into_iter().flat_map(|(definitions, _)| definitions).take(MAX_HEADERS) {
                 let (_, mut names) = definition.map_err(malformed)?;
                 if let Some(name) = names.next().map_err(malformed)? {
-                    dynamic.versions.extend(dynamic.string(name.vda_name.get(LE).into()));
+                    dynamic.versions.extend(symbols.string(name.vda_name.get(LE).into()));
                 }
             }
         }
         Ok(Some(dynamic))
+    }
+
+    /// Reads the symbol table for debuggers, which has all symbols of a static program; `None` if it has been removed.
+    pub fn debugging_symbols(&self) -> Result<Option<Symbols<'_>>, ModuleProblem> {
+        self.symbols(elf::SHT_SYMTAB, "symbols")
+    }
+
+    /// Reads a symbol table and its strings.
+    fn symbols(&self, kind: u32, what: &'static str) -> Result<Option<Symbols<'_>>, ModuleProblem> {
+        let data = self.data();
+        let sections = self.header()?.section_headers(LE, data).map_err(malformed)?;
+        let Some(table) = sections.iter().find(|section| section.sh_type(LE) == kind) else { return Ok(None) };
+        check_size(table.sh_size(LE), MAX_READ, what)?;
+        let symbols = table.data_as_array(LE, data).map_err(malformed)?;
+        let strings = sections
+            .get(table.link(LE).0)
+            .ok_or_else(|| ModuleProblem::Malformed(format!("no string table for the {what}")))?;
+        check_size(strings.sh_size(LE), MAX_READ, "strings of symbols")?;
+        Ok(Some(Symbols { symbols, strings: strings.data(LE, data).map_err(malformed)? }))
     }
 }
 
@@ -199,12 +203,18 @@ fn malformed(error: object::read::Error) -> ModuleProblem {
 
 /// The dynamic symbols of a file: what it exports and imports.
 pub struct Dynamic<'a> {
-    symbols: &'a [elf::Sym64<LittleEndian>],
-    strings: &'a [u8],
+    pub symbols: Symbols<'a>,
     /// `DT_SONAME`.
     pub soname: Option<&'a [u8]>,
     /// Names of the symbol versions that the file defines.
     pub versions: Vec<&'a [u8]>,
+}
+
+/// A symbol table.
+#[derive(Clone, Copy)]
+pub struct Symbols<'a> {
+    symbols: &'a [elf::Sym64<LittleEndian>],
+    strings: &'a [u8],
 }
 
 /// A function that a file defines.
@@ -217,32 +227,36 @@ pub struct Symbol<'a> {
     pub size: u64,
     /// Whether the address is that of a resolver which returns the function's address (`STT_GNU_IFUNC`).
     pub indirect: bool,
+    /// Whether other object files can't refer to it (`STB_LOCAL`): there can be several of one name. What a linker hides
+    /// becomes local too.
+    pub local: bool,
 }
 
-impl<'a> Dynamic<'a> {
+impl<'a> Symbols<'a> {
     /// The functions that the file defines, in all their versions. Those with very long names are left out.
-    pub fn functions(&self) -> impl Iterator<Item = Symbol<'a>> {
+    pub fn functions(self) -> impl Iterator<Item = Symbol<'a>> {
         self.symbols
             .iter()
             .filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF)
             .filter(|symbol| matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC))
-            .filter_map(|symbol| {
+            .filter_map(move |symbol| {
                 Some(Symbol {
                     name: self.string(symbol.st_name(LE).into())?,
                     address: symbol.st_value(LE),
                     size: symbol.st_size(LE),
                     indirect: symbol.st_type() == elf::STT_GNU_IFUNC,
+                    local: symbol.st_bind() == elf::STB_LOCAL,
                 })
             })
     }
 
     /// The function of that name.
-    pub fn function(&self, name: &str) -> Option<Symbol<'a>> {
+    pub fn function(self, name: &str) -> Option<Symbol<'a>> {
         self.functions().find(|symbol| symbol.name == name.as_bytes())
     }
 
     /// Address of the variable of that name.
-    pub fn variable(&self, name: &str) -> Option<u64> {
+    pub fn variable(self, name: &str) -> Option<u64> {
         self.symbols
             .iter()
             .filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF && symbol.st_type() == elf::STT_OBJECT)
@@ -252,7 +266,7 @@ impl<'a> Dynamic<'a> {
 
     /// The string at an offset; `None` if there is none, or a very long one. Bounded, since strings of a hostile
     /// file may overlap.
-    fn string(&self, offset: u64) -> Option<&'a [u8]> {
+    fn string(self, offset: u64) -> Option<&'a [u8]> {
         let rest = self.strings.get(usize::try_from(offset).ok()?..)?;
         let rest = &rest[..rest.len().min(MAX_NAME + 1)];
         let length = rest.iter().position(|byte| *byte == 0)?;

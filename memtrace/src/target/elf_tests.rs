@@ -9,10 +9,11 @@ fn read_all(file: &File) -> Result<usize, ModuleProblem> {
     let source = Source::new(file);
     let headers = source.headers()?;
     let functions = match source.dynamic()? {
-        Some(dynamic) => dynamic.functions().count(),
+        Some(dynamic) => dynamic.symbols.functions().count(),
         None => 0,
     };
-    Ok(headers.segments.len() + functions)
+    let all = source.debugging_symbols()?.map_or(0, |symbols| symbols.functions().count());
+    Ok(headers.segments.len() + functions + all)
 }
 
 fn file_of(bytes: &[u8]) -> File {
@@ -44,15 +45,15 @@ fn what_a_library_says() {
     let dynamic = source.dynamic().unwrap().unwrap();
     assert_eq!(dynamic.soname, Some(&b"libsmall.so.1"[..]));
     assert!(dynamic.versions.contains(&&b"SMALL_1"[..]));
-    let mut names: Vec<_> = dynamic.functions().map(|symbol| symbol.name).collect();
+    let mut names: Vec<_> = dynamic.symbols.functions().map(|symbol| symbol.name).collect();
     names.sort_unstable();
     assert_eq!(names, [&b"free"[..], b"malloc"]);
-    let malloc = dynamic.function("malloc").unwrap();
+    let malloc = dynamic.symbols.function("malloc").unwrap();
     assert!(malloc.size > 0 && !malloc.indirect);
     let code = headers.segments.iter().find(|segment| segment.executable).unwrap();
     let offset = code.file_offset(malloc.address).unwrap();
     assert_eq!(code.address_of(offset), Some(malloc.address));
-    assert!(dynamic.function("hidden").is_none());
+    assert!(dynamic.symbols.function("hidden").is_none());
 }
 
 #[test]
@@ -61,7 +62,7 @@ fn this_program_has_an_interpreter() {
     let headers = Source::new(&file).headers().unwrap();
     assert!(headers.interpreter);
     // malloc is only imported: that is no definition.
-    assert!(Source::new(&file).dynamic().unwrap().unwrap().function("malloc").is_none());
+    assert!(Source::new(&file).dynamic().unwrap().unwrap().symbols.function("malloc").is_none());
 }
 
 #[test]
@@ -148,6 +149,7 @@ fn hostile_sizes_in_a_sparse_file_of_a_tebibyte() {
         let source = Source::new(&file);
         let _ = source.headers();
         let _ = source.dynamic();
+        let _ = source.debugging_symbols();
         let spent = MAX_TOTAL - source.budget.get();
         assert!(spent <= MAX_TOTAL);
     }
@@ -168,7 +170,7 @@ fn strings_that_overlap_cost_little() {
         1_000_000
     ];
     let strings = vec![b'a'; 1 << 26];
-    let dynamic = Dynamic { symbols: &symbols, strings: &strings, soname: None, versions: Vec::new() };
+    let dynamic = Symbols { symbols: &symbols, strings: &strings };
     assert_eq!(dynamic.functions().count(), 0);
     assert_eq!(dynamic.string(u64::MAX), None);
 }

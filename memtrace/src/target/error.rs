@@ -84,10 +84,10 @@ pub enum TargetError {
     /// The kernel has no `pidfd_open`.
     #[error("this kernel has no pidfd_open: Linux 5.3 or later is needed")]
     NoPidfd,
-    /// No dynamic loader and no libc.
+    /// No dynamic loader, and no allocator that the program's symbols show.
     #[error(
-        "process {pid} runs a statically linked program ({exe:?}), and memtrace does not support allocators linked \
-         into the program yet: trace a dynamically linked build of it"
+        "process {pid} runs a statically linked program ({exe:?}), whose symbol table shows no malloc, free, calloc and \
+         realloc: trace a build of it that has not been stripped, or a dynamically linked one"
     )]
     StaticProgram {
         /// The process.

@@ -16,13 +16,6 @@ use super::{Mapping, Process, procfs, rooted::Root};
 /// Most bytes of a vDSO: it has one or two pages of code.
 const MAX_VDSO: u64 = 64 * 1024;
 
-impl Mapping {
-    /// Whether it is the kernel's vDSO.
-    pub fn is_vdso(&self) -> bool {
-        !self.has_file() && self.name == Path::new("[vdso]")
-    }
-}
-
 /// Opens `/tmp/perf-PID.map` of a process: in its own root directory, numbered as in its own pid namespace. `None` if
 /// there is none that may be believed: it must be a regular file of the process's user or of root, since anybody can
 /// write files into `/tmp`.

@@ -2,7 +2,12 @@
 
 use std::{
     ffi::OsStr,
-    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    fs::File,
+    io,
+    os::unix::{
+        ffi::{OsStrExt as _, OsStringExt as _},
+        fs::FileExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -61,6 +66,11 @@ impl Mapping {
         (self.has_file() && name.starts_with(b"/")).then(|| Path::new(OsStr::from_bytes(name)))
     }
 
+    /// Whether it is the kernel's code for the process (see [`read_vdso`]).
+    pub fn is_vdso(&self) -> bool {
+        !self.has_file() && self.name == Path::new("[vdso]")
+    }
+
     /// File name for display: the last part of the path, without ` (deleted)`; the whole name if it is not a path.
     /// Escape before printing.
     pub fn file_name(&self) -> String {
@@ -94,6 +104,22 @@ pub fn read(process: &Process) -> Result<Vec<Mapping>, TargetError> {
         return Err(process.ended());
     }
     Ok(mappings)
+}
+
+/// Reads the kernel's code that is mapped into every process (vdso(7)): an ELF image, without a file.
+///
+/// # Errors
+/// It can't be read, or is unusually large.
+pub fn read_vdso(process: &Process, mapping: &Mapping) -> io::Result<Vec<u8>> {
+    /// It has one or two pages.
+    const MOST: u64 = 64 << 10;
+    let size = mapping.end - mapping.start;
+    if size > MOST {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut bytes = vec![0; size as usize];
+    File::open(process.path("mem"))?.read_exact_at(&mut bytes, mapping.start)?;
+    Ok(bytes)
 }
 
 /// Parses a memory map.

@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use memtrace_common::unwind::{BLOCK, CfaRule, RbpRule, Row};
+use memtrace_common::unwind::{BLOCK, CfaRule, RbpRule, RbxRule, Row};
 use object::{Object as _, ObjectSymbol as _};
 use tempfile::TempDir;
 
@@ -69,6 +69,11 @@ pub type Rule = (CfaRule, i32, RbpRule, i8);
 
 pub fn rule(row: Row) -> Rule {
     (row.cfa, row.cfa_offset, row.rbp, row.rbp_offset)
+}
+
+/// The rule of the caller's rbx at an address of the file.
+pub fn rbx_at(table: &Table, address: u64) -> RbxRule {
+    table.lookup(address - table.base()).unwrap().rbx
 }
 
 /// The rule at an address of the file; gaps and what lies outside of the table are the same.
@@ -155,7 +160,7 @@ pub fn check_invariants(table: &Table) {
     let rows: Vec<Row> = table.rows().iter().map(|row| Row::unpack(*row).unwrap()).collect();
     for pair in rows.windows(2) {
         assert!(pair[0].pc < pair[1].pc, "{pair:?}");
-        assert_ne!(rule(pair[0]), rule(pair[1]));
+        assert_ne!((rule(pair[0]), pair[0].rbx), (rule(pair[1]), pair[1].rbx));
     }
     assert!(rows.iter().all(|row| row.fits()));
     assert!(rows.last().is_none_or(|row| row.cfa == CfaRule::NoInfo));

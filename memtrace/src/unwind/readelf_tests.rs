@@ -8,11 +8,11 @@ use std::{
     process::Command,
 };
 
-use memtrace_common::unwind::{CfaRule, RbpRule};
+use memtrace_common::unwind::{CfaRule, RbpRule, RbxRule};
 
 use super::{
     Reason, Table,
-    fixture::{Rule, from_compiler, mapped, rule_at, table, vdso},
+    fixture::{Rule, from_compiler, mapped, rbx_at, rule_at, table, vdso},
 };
 
 fn readelf(option: &str, path: &Path) -> String {
@@ -129,6 +129,7 @@ fn expected(line: &Line, rule: Rule, expressions: &BTreeSet<String>) -> Result<R
     let (cfa, cfa_offset) = match line.cfa.split_at(3) {
         ("rsp", rest) if offset(rest) % 8 == 0 => (CfaRule::Rsp, offset(rest) / 8),
         ("rbp", rest) if offset(rest) % 8 == 0 => (CfaRule::Rbp, offset(rest) / 8),
+        ("rbx", rest) if offset(rest) % 8 == 0 => (CfaRule::Rbx, offset(rest) / 8),
         ("exp", _) => {
             let text = match rule.0 {
                 CfaRule::Plt => format!(
@@ -149,7 +150,7 @@ fn expected(line: &Line, rule: Rule, expressions: &BTreeSet<String>) -> Result<R
             assert!(said(&format!("DW_CFA_def_cfa_expression ({text})")), "{text} in {expressions:?}");
             (rule.0, rule.1)
         }
-        ("rsp" | "rbp", _) => return Err("offset"),
+        ("rsp" | "rbp" | "rbx", _) => return Err("offset"),
         _ => return Err("register"),
     };
     let (rbp, rbp_offset) = match column("rbp") {
@@ -167,6 +168,17 @@ fn expected(line: &Line, rule: Rule, expressions: &BTreeSet<String>) -> Result<R
         },
     };
     Ok((cfa, cfa_offset, rbp, rbp_offset))
+}
+
+/// Where rbx is by a line.
+fn rbx(line: &Line) -> RbxRule {
+    match line.columns.get("rbx").map_or("u", String::as_str) {
+        "u" | "s" => RbxRule::SAME,
+        saved => match saved.strip_prefix('c').and_then(|offset| offset.parse::<i64>().ok()) {
+            Some(offset) if offset % 8 == 0 => RbxRule::saved(offset / 8),
+            _ => RbxRule::LOST,
+        },
+    }
 }
 
 /// Compares all functions; returns how many lines there are, and how many have no rule for which reason.
@@ -187,7 +199,12 @@ fn compare(table: &Table, path: &Path) -> (usize, BTreeMap<&'static str, usize>)
             for pc in [line.pc, end - 1] {
                 let rule = rule_at(table, pc);
                 match expected(line, rule, expressions) {
-                    Ok(expected) => assert_eq!(rule, expected, "{path:?} {pc:x}"),
+                    Ok(expected) => {
+                        assert_eq!(rule, expected, "{path:?} {pc:x}");
+                        if !matches!(rule.0, CfaRule::End | CfaRule::Signal) {
+                            assert_eq!(rbx_at(table, pc), rbx(line), "{path:?} {pc:x}");
+                        }
+                    }
                     Err(reason) => {
                         assert_eq!(rule.0, CfaRule::Unsupported, "{path:?} {pc:x} {reason}");
                         *without.entry(reason).or_default() += usize::from(pc == line.pc);

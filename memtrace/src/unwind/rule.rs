@@ -4,7 +4,7 @@ use gimli::{
     CfaRule as Cfa, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule, UnitOffset,
     UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
 };
-use memtrace_common::unwind::{CfaRule, RbpRule, Row, ucontext};
+use memtrace_common::unwind::{CfaRule, RbpRule, RbxRule, Row, ucontext};
 
 pub(super) type Reader<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -20,7 +20,7 @@ const GENERIC: UnitOffset = UnitOffset(0);
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
-    /// The CFA is found from a register that is not unwound (r10 while a stack is being realigned, rax or r11 in
+    /// The CFA is found from a register that is not unwound (r10 while a stack is being realigned, rax, rsi or r11 in
     /// assembly).
     Register = 0,
     /// The CFA is found by an expression that has no [`CfaRule`].
@@ -68,7 +68,7 @@ impl Reason {
     /// As a phrase that can follow "the rows are not usable:".
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Register => "frame address found from another register than rsp and rbp",
+            Self::Register => "frame address found from another register than rsp, rbp and rbx",
             Self::Expression => "frame address found by an unusual expression",
             Self::Offset => "offset odd or out of range",
             Self::ReturnAddress => "return address in an unusual place",
@@ -82,7 +82,7 @@ impl Reason {
 
 /// A row whose rule has no parameters.
 pub(super) fn bare(pc: u32, cfa: CfaRule) -> Row {
-    Row { pc, cfa, cfa_offset: 0, rbp: RbpRule::Same, rbp_offset: 0 }
+    Row { pc, cfa, cfa_offset: 0, rbp: RbpRule::Same, rbp_offset: 0, rbx: RbxRule::SAME }
 }
 
 /// What the rows of one function have in common.
@@ -123,7 +123,8 @@ impl<'d, S: UnwindSection<Reader<'d>>> Converter<'_, S> {
         }
         let (cfa, cfa_offset) = self.cfa(row.cfa())?;
         let (rbp, rbp_offset) = self.rbp(row.register(X86_64::RBP))?;
-        let row = Row { pc, cfa, cfa_offset, rbp, rbp_offset };
+        let rbx = rbx(row.register(X86_64::RBX));
+        let row = Row { pc, cfa, cfa_offset, rbp, rbp_offset, rbx };
         if row.fits() { Ok(row) } else { Err(Reason::Offset) }
     }
 
@@ -131,6 +132,7 @@ impl<'d, S: UnwindSection<Reader<'d>>> Converter<'_, S> {
         let expression = match rule {
             Cfa::RegisterAndOffset { register: X86_64::RSP, offset } => return Ok((CfaRule::Rsp, words(*offset)?)),
             Cfa::RegisterAndOffset { register: X86_64::RBP, offset } => return Ok((CfaRule::Rbp, words(*offset)?)),
+            Cfa::RegisterAndOffset { register: X86_64::RBX, offset } => return Ok((CfaRule::Rbx, words(*offset)?)),
             Cfa::RegisterAndOffset { .. } => return Err(Reason::Register),
             Cfa::Expression(expression) => self.operations(expression).ok_or(Reason::Expression)?,
         };
@@ -243,6 +245,15 @@ impl<'d> Operations<'d> {
             }
             _ => None,
         }
+    }
+}
+
+/// Where the caller's rbx is. It belongs to the caller as rbp does.
+fn rbx(rule: Option<RegisterRule<usize>>) -> RbxRule {
+    match rule {
+        None | Some(RegisterRule::SameValue) => RbxRule::SAME,
+        Some(RegisterRule::Offset(offset)) if offset % 8 == 0 => RbxRule::saved(offset / 8),
+        Some(_) => RbxRule::LOST,
     }
 }
 

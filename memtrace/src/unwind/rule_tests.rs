@@ -1,9 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use CfaRule::{DerefRbp, DerefRbpPlus8, DerefRsp, DerefRspPlus8, End, NoInfo, Plt, Rbp, Rsp, Signal, Unsupported};
+use CfaRule::{DerefRbp, DerefRbpPlus8, DerefRsp, DerefRspPlus8, End, NoInfo, Plt, Rbp, Rbx, Rsp, Signal, Unsupported};
 
 use super::*;
-use crate::unwind::fixture::{Fixture, Rule, rule_at};
+use crate::unwind::fixture::{Fixture, Rule, rule, rule_at};
 
 /// Assembles directives, each followed by an instruction, in a function of its own with the usual start (CFA = rsp + 8),
 /// and compares the rules there.
@@ -36,13 +36,14 @@ fn plain_frame_addresses() {
         (".cfi_def_cfa rsp, 0", (Rsp, 0, RbpRule::Same, 0)),
         (".cfi_def_cfa rsp, -8", (Rsp, -1, RbpRule::Same, 0)),
         (".cfi_def_cfa rbp, 16", (Rbp, 2, RbpRule::Same, 0)),
-        (".cfi_def_cfa rsp, 262136", (Rsp, 32_767, RbpRule::Same, 0)),
-        (".cfi_def_cfa rsp, 262144", (Rsp, 32_768, RbpRule::Same, 0)),
+        (".cfi_def_cfa rbx, 32", (Rbx, 4, RbpRule::Same, 0)),
+        (".cfi_def_cfa rsp, 32760", (Rsp, 4095, RbpRule::Same, 0)),
+        (".cfi_def_cfa rsp, 32768", (Rsp, 4096, RbpRule::Same, 0)),
         (".cfi_def_cfa rsp, 1048576\n.cfi_offset rbp, -48", (Rsp, 131_072, RbpRule::Cfa, -6)),
-        (".cfi_def_cfa rsp, 67108856\n.cfi_offset rbp, -16", (Rsp, 8_388_607, RbpRule::Cfa, -2)),
-        (".cfi_def_cfa rsp, 67108864", unsupported(Reason::Offset)),
+        (".cfi_def_cfa rsp, 8388600\n.cfi_offset rbp, -16", (Rsp, 1_048_575, RbpRule::Cfa, -2)),
+        (".cfi_def_cfa rsp, 8388608", unsupported(Reason::Offset)),
         (".cfi_def_cfa rsp, 1048576\n.cfi_offset rbp, -112", unsupported(Reason::Offset)),
-        (".cfi_def_cfa rbp, 262144", unsupported(Reason::Offset)),
+        (".cfi_def_cfa rbp, 32768", unsupported(Reason::Offset)),
         (".cfi_def_cfa rsp, 12", unsupported(Reason::Offset)),
         (".cfi_def_cfa r10, 0", unsupported(Reason::Register)),
         (".cfi_def_cfa rax, 8", unsupported(Reason::Register)),
@@ -69,8 +70,35 @@ fn frame_pointers_of_callers() {
         // The same as a value, not a place.
         (".cfi_escape 0x16, 6, 2, 0x76, 0", unsupported(Reason::Rbp)),
         // Other registers don't matter.
-        (".cfi_offset rbx, -16\n.cfi_undefined r12\n.cfi_register r13, r8", PLAIN),
+        (".cfi_offset r15, -16\n.cfi_undefined r12\n.cfi_register r13, r8", PLAIN),
     ]);
+}
+
+#[test]
+fn rbx_of_callers() {
+    let cases = [
+        ("", RbxRule::SAME),
+        (".cfi_offset rbx, -16", RbxRule::saved(-2)),
+        (".cfi_offset rbx, -56", RbxRule::saved(-7)),
+        (".cfi_offset rbx, -16\n.cfi_restore rbx", RbxRule::SAME),
+        (".cfi_same_value rbx", RbxRule::SAME),
+        (".cfi_offset rbx, -64", RbxRule::LOST),
+        (".cfi_offset rbx, -8", RbxRule::LOST),
+        (".cfi_undefined rbx", RbxRule::LOST),
+        (".cfi_register rbx, r8", RbxRule::LOST),
+        (".cfi_val_offset rbx, -16", RbxRule::LOST),
+    ];
+    let mut source = String::from(".text\n");
+    for (number, (directives, _)) in cases.iter().enumerate() {
+        source += &format!(".cfi_startproc\n{directives}\nl{number}: nop\n.cfi_endproc\nnop\n");
+    }
+    let fixture = Fixture::assemble(&source);
+    let (table, symbols) = (fixture.table(), fixture.symbols());
+    for (number, (directives, rbx)) in cases.iter().enumerate() {
+        let row = table.lookup(symbols[&format!("l{number}")] - table.base()).unwrap();
+        assert_eq!(rule(row), PLAIN, "{directives}");
+        assert_eq!(row.rbx, *rbx, "{directives}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::{
 };
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
-use memtrace_common::unwind::{CfaRule, RbpRule, Row, ucontext};
+use memtrace_common::unwind::{CfaRule, RbpRule, RbxRule, Row, ucontext};
 
 use super::{Reason, Table, fixture::table};
 
@@ -209,6 +209,7 @@ impl Stepped {
     pub fn unwind(&mut self) -> (Vec<Frame>, End) {
         let mut frames = Vec::new();
         let (mut pc, mut sp, mut fp) = (self.registers.rip, self.registers.rsp, self.registers.rbp);
+        let mut bx = Some(self.registers.rbx);
         // Whether `pc` is that of an instruction to be executed next, not one after a call.
         let mut exact = true;
         loop {
@@ -225,6 +226,7 @@ impl Stepped {
                 CfaRule::End => return (frames, End::Outermost),
                 CfaRule::Rsp => Some(sp.wrapping_add_signed(offset)),
                 CfaRule::Rbp => Some(fp.wrapping_add_signed(offset)),
+                CfaRule::Rbx => bx.map(|bx| bx.wrapping_add_signed(offset)),
                 CfaRule::Plt => Some(sp + 8 + 8 * u64::from((pc & 15) as i32 >= row.cfa_offset)),
                 CfaRule::DerefRbp => self.word(fp.wrapping_add_signed(offset)),
                 CfaRule::DerefRsp => self.word(sp.wrapping_add_signed(offset)),
@@ -236,6 +238,7 @@ impl Stepped {
                         [ucontext::RIP, ucontext::RSP, ucontext::RBP].map(|offset| self.word(context + offset));
                     let (Some(rip), Some(rsp), Some(rbp)) = (rip, rsp, rbp) else { return (frames, End::Unreadable) };
                     (pc, sp, fp, exact) = (rip, rsp, rbp, true);
+                    bx = self.word(context + ucontext::RBX);
                     frames.push(Frame::Interrupted { context, address: pc });
                     continue;
                 }
@@ -244,6 +247,10 @@ impl Stepped {
                 return (frames, End::Unreadable);
             };
             let Some(caller_fp) = self.caller_fp(row, cfa, fp) else { return (frames, End::Unreadable) };
+            bx = match row.rbx.below_cfa() {
+                Some(words) => self.word(cfa - 8 * words),
+                None => bx.filter(|_| row.rbx == RbxRule::SAME),
+            };
             frames.push(Frame::Called { slot: cfa - 8, address });
             (pc, sp, fp, exact) = (address, cfa, caller_fp, false);
         }

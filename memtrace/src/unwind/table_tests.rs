@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use memtrace_common::unwind::{BLOCK, RbpRule};
+use memtrace_common::unwind::{BLOCK, RbpRule, RbxRule};
 
 use super::*;
 use crate::unwind::{
@@ -28,8 +28,14 @@ fn check_lookup(table: &Table, pc: u64) {
 fn table_of(pcs: &[u32]) -> Table {
     let mut rows: Vec<u64> = Vec::new();
     for (number, pc) in pcs.iter().enumerate() {
-        let row =
-            Row { pc: *pc, cfa: CfaRule::Rsp, cfa_offset: 1 + number as i32 % 2, rbp: RbpRule::Same, rbp_offset: 0 };
+        let row = Row {
+            pc: *pc,
+            cfa: CfaRule::Rsp,
+            cfa_offset: 1 + number as i32 % 2,
+            rbp: RbpRule::Same,
+            rbp_offset: 0,
+            rbx: RbxRule::SAME,
+        };
         rows.push(row.pack());
     }
     if let Some(last) = pcs.last() {

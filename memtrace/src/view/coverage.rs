@@ -6,6 +6,7 @@ use memtrace_common::stack::StackEnd;
 
 use crate::profile::{
     Amount, Events, Function, Memory, NameProblem, NamedProfile, NamedStack, Process, Subject, TraceEnd,
+    UNKNOWN_CALL_PATH, Unwinding,
 };
 
 /// RSS growth from which a trace without a single event is suspicious, bytes. A process that allocates nothing still
@@ -43,8 +44,12 @@ pub struct Coverage {
     pub freed: Amount,
     /// Unfreed blocks, without [`Self::younger`].
     pub unfreed: Amount,
+    /// Stacks that reach the outermost function.
+    pub whole: Share,
     /// Stacks with frames missing at the root end, by reason.
     pub truncated: Vec<Truncated>,
+    /// What the unwind tables did not cover.
+    pub unwinding: Unwinding,
     /// Modules with names missing.
     pub problems: Vec<NameProblem>,
     /// Resident set size, if it could be read.
@@ -77,17 +82,32 @@ pub struct LossLine {
     pub lowers_totals: bool,
 }
 
-/// Stacks cut for one reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Truncated {
-    /// The reason.
-    pub reason: StackEnd,
+/// Some of the stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
     /// How many of [`Coverage::stacks`].
     pub stacks: u64,
     /// What they allocated, a part of [`Coverage::allocated`].
     pub allocated: Amount,
     /// What of it is unfreed, a part of [`Coverage::unfreed`].
     pub unfreed: Amount,
+}
+
+impl Share {
+    fn add(&mut self, stack: &NamedStack) {
+        self.stacks = self.stacks.saturating_add(stack.recorded);
+        self.allocated = self.allocated.plus(stack.allocated);
+        self.unfreed = self.unfreed.plus(stack.unfreed);
+    }
+}
+
+/// Stacks cut for one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncated {
+    /// The reason.
+    pub reason: StackEnd,
+    /// Which.
+    pub share: Share,
 }
 
 /// Resident set size in bytes.
@@ -150,7 +170,9 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         allocated: sum(|stack| stack.allocated),
         freed: sum(|stack| stack.freed),
         unfreed,
+        whole: whole(&profile.stacks),
         truncated: truncated(&profile.stacks),
+        unwinding: profile.unwinding.clone(),
         problems: profile.problems.clone(),
         rss: profile.rss.map(|(before, after)| Rss { before, after }),
         memory: profile.memory.clone(),
@@ -173,21 +195,19 @@ fn probed(functions: &[Function]) -> Vec<ProbedModule> {
     modules
 }
 
+fn whole(stacks: &[NamedStack]) -> Share {
+    let mut whole = Share::default();
+    let is_known = |stack: &&NamedStack| stack.frames.first().is_none_or(|frame| &**frame != UNKNOWN_CALL_PATH);
+    stacks.iter().filter(|stack| stack.truncated.is_none()).filter(is_known).for_each(|stack| whole.add(stack));
+    whole
+}
+
 fn truncated(stacks: &[NamedStack]) -> Vec<Truncated> {
-    let mut reasons: BTreeMap<StackEnd, Truncated> = BTreeMap::new();
+    let mut reasons: BTreeMap<StackEnd, Share> = BTreeMap::new();
     for stack in stacks {
-        let Some(reason) = stack.truncated else {
-            continue;
-        };
-        let sum = reasons.entry(reason).or_insert(Truncated {
-            reason,
-            stacks: 0,
-            allocated: Amount::default(),
-            unfreed: Amount::default(),
-        });
-        sum.stacks = sum.stacks.saturating_add(stack.recorded);
-        sum.allocated = sum.allocated.plus(stack.allocated);
-        sum.unfreed = sum.unfreed.plus(stack.unfreed);
+        if let Some(reason) = stack.truncated {
+            reasons.entry(reason).or_default().add(stack);
+        }
     }
-    reasons.into_values().collect()
+    reasons.into_iter().map(|(reason, share)| Truncated { reason, share }).collect()
 }

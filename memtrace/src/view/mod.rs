@@ -18,7 +18,7 @@ use memtrace_common::fault::PAGE;
 
 use crate::profile::{Amount, NamedProfile, NamedStack};
 
-pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Truncated, coverage};
+pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Share, Truncated, coverage};
 pub use headline::headline;
 pub use leaks::{Growth, LeakRow, LeakTable, leaks};
 pub use words::{Words, words};

@@ -8,8 +8,8 @@ use memtrace_common::{
 };
 
 use crate::profile::{
-    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, SourceLine, Subject, TraceEnd,
-    UNKNOWN_CALL_PATH,
+    Amount, Events, Function, LateCode, NameProblem, NamedProfile, NamedStack, Process, SourceLine, Subject, TraceEnd,
+    UNKNOWN_CALL_PATH, UnwindProblem, Unwinding,
 };
 
 pub fn amount(bytes: u64, count: u64) -> Amount {
@@ -97,6 +97,7 @@ pub fn plain() -> NamedProfile {
         ],
         events: Events { allocations: 702_047, frees: 700_900, frees_unknown: 90, nested: 12, failed: 0 },
         losses: Vec::new(),
+        unwinding: Unwinding::default(),
         rss: Some((412 * megabyte, 530 * megabyte + megabyte / 2)),
         memory: None,
         problems: Vec::new(),
@@ -119,6 +120,14 @@ pub fn hostile() -> NamedProfile {
         module: "libfoo\u{202e}.so".into(),
         problem: "not a usable 64-bit ELF file: \u{9b}2Jbad".into(),
     }];
+    profile.unwinding = Unwinding {
+        problems: vec![UnwindProblem {
+            module: "lib\tjit\u{1b}[0m.so".into(),
+            problem: "there was no room for its table; it is followed by frame pointers".into(),
+        }],
+        left_out: 3,
+        late: LateCode { mappings: 4, longest: Duration::from_micros(1234), stacks: 1, allocated: amount(50, 1) },
+    };
     profile.rss = Some((10 << 20, 9 << 20));
     let broken = |stack| {
         with(stack, |stack| {

@@ -96,8 +96,10 @@ fn coverage_of_a_bad_trace() {
     assert_eq!(coverage.losses[0].name, "blocks_full");
     assert_eq!(coverage.younger, amount(300, 3));
     let cut: Vec<(StackEnd, u64, u64)> =
-        coverage.truncated.iter().map(|cut| (cut.reason, cut.stacks, cut.unfreed.bytes)).collect();
+        coverage.truncated.iter().map(|cut| (cut.reason, cut.share.stacks, cut.share.unfreed.bytes)).collect();
     assert_eq!(cut, [(StackEnd::Depth, 1, 50), (StackEnd::BrokenChain, 2, 500)]);
+    // The seventh is the one whose call path is unknown.
+    assert_eq!((coverage.whole.stacks, coverage.whole.unfreed.bytes), (3, 72));
     assert_eq!(coverage.rss.unwrap().difference(), -(1 << 20));
 }
 

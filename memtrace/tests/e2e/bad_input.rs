@@ -122,11 +122,11 @@ fn a_process_of_another_user() {
 }
 
 #[test]
-fn a_statically_linked_program() {
+fn a_statically_linked_program_without_symbols() {
     let _turn = turn();
-    let target = Target::start::<&str>(Fixture::Static, &[]);
+    let target = Target::start::<&str>(Fixture::Stripped, &[]);
     let pid = target.pid().to_string();
-    assert_refused(&memstacks(&["-p", &pid]), FAILURE, &[&pid, "static"]);
+    assert_refused(&memstacks(&["-p", &pid]), FAILURE, &[&pid, "static", "stripped"]);
     target.finish();
 }
 

@@ -19,10 +19,10 @@ struct Ran {
 }
 
 /// Traces `start FILE STATUS` in both views and compares them.
-fn run(status: &str) -> Ran {
+fn run(fixture: Fixture, status: &str) -> Ran {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).display().to_string();
-    let program = Fixture::Start.path().display().to_string();
+    let program = fixture.path().display().to_string();
     let ended = memtrace::run(&[
         "memstacks",
         "--all",
@@ -38,9 +38,10 @@ fn run(status: &str) -> Ran {
     let truth = Truth::parse(read(Path::new(&file("truth.json"))).trim_end());
     for (view, expected) in [("unfreed", &truth.unfreed), ("all", &truth.all)] {
         let text = read(Path::new(&file(&format!("leak.{view}.folded"))));
-        let split = split(&folded::parse(&text, Fixture::Start.name()), &truth, Unwind::Auto);
+        let split = split(&folded::parse(&text, fixture.name()), &truth, Unwind::Auto);
         assert_exact(view, expected, Unit::Bytes, &split.own);
-        assert!(split.foreign.is_empty(), "{view}: {:#?}", split.foreign);
+        // In a static program glibc's start code allocates.
+        assert!(split.foreign.is_empty() || fixture == Fixture::StartStatic, "{view}: {:#?}", split.foreign);
     }
     Ran { truth, memtrace: ended }
 }
@@ -48,7 +49,7 @@ fn run(status: &str) -> Ran {
 #[test]
 fn a_command_is_traced_from_its_first_allocation_and_its_status_is_passed_on() {
     let _turn = turn();
-    let ran = run("7");
+    let ran = run(Fixture::Start, "7");
     assert_eq!(ran.memtrace.code(), 7, "{}", ran.memtrace.stderr);
     assert!(ran.truth.unfreed.keys().any(|path| path[0] == "before_main"), "the constructor is in the truth");
     assert!(ran.truth.unfreed.keys().any(|path| path[0] == "after_main"), "the destructor is in the truth");
@@ -69,14 +70,20 @@ fn a_command_is_traced_from_its_first_allocation_and_its_status_is_passed_on() {
 #[test]
 fn a_command_that_succeeds_gives_status_0() {
     let _turn = turn();
-    assert_eq!(run("0").memtrace.code(), 0);
+    assert_eq!(run(Fixture::Start, "0").memtrace.code(), 0);
 }
 
 #[test]
 fn a_command_that_a_signal_ends_gives_128_and_its_number() {
     let _turn = turn();
-    let ran = run("term");
+    let ran = run(Fixture::Start, "term");
     assert_eq!(ran.memtrace.code(), 128 + libc::SIGTERM, "{}", ran.memtrace.stderr);
+}
+
+#[test]
+fn a_static_command() {
+    let _turn = turn();
+    assert_eq!(run(Fixture::StartStatic, "3").memtrace.code(), 3);
 }
 
 #[test]

@@ -32,4 +32,7 @@ mod outputs;
 mod places;
 mod rules;
 mod stacks;
+mod stacks_bounds;
+mod stacks_late;
+mod stacks_loader;
 mod truth;

@@ -3,7 +3,7 @@
 //! Every path must be exactly what the program says, from the allocator's caller to the program's first function, and
 //! from there on nothing but start code; where frames are missing, the report must say so.
 
-use std::num::NonZeroU32;
+use std::{collections::BTreeSet, num::NonZeroU32};
 
 use memtrace::kernel::{
     Settings, Tracer,
@@ -24,7 +24,7 @@ use crate::support::{
 };
 
 /// Frames outside `main` or a thread's function: start code of glibc. Nothing else may be there.
-const START_CODE: [&str; 16] = [
+const START_CODE: [&str; 17] = [
     "_start",
     "__libc_start_main",
     "__libc_start_main_impl",
@@ -42,22 +42,24 @@ const START_CODE: [&str; 16] = [
     "_dl_start_user",
     "__run_exit_handlers",
     "exit",
+    // Of the fixture: where a stack begins that it switches to by hand.
+    "asm_begin",
 ];
 
 /// Why frames are missing at the root end, as memtrace says it.
-const TRUNCATED: &str = "[truncated: ";
+pub const TRUNCATED: &str = "[truncated: ";
 
 /// Most frames that memtrace keeps.
 const MAX_FRAMES: usize = 127;
 
 /// What is reported of calls by the program's own functions, start code taken off, and how many frames that had.
-struct Reported {
-    paths: Folded,
-    start_frames: usize,
+pub struct Reported {
+    pub paths: Folded,
+    pub start_frames: usize,
 }
 
 /// Traces one case and gives its truth and the report.
-fn trace(fixture: Fixture, arguments: &[&str], options: &[&str]) -> (Truth, Folded) {
+pub fn trace(fixture: Fixture, arguments: &[&str], options: &[&str]) -> (Truth, Folded) {
     let mut target = Target::start(fixture, arguments);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file = directory.path().join("all.folded");
@@ -77,14 +79,19 @@ fn trace(fixture: Fixture, arguments: &[&str], options: &[&str]) -> (Truth, Fold
 fn returns_from_signal(frames: &[String], position: usize) -> bool {
     let name = frames[position].as_str();
     let next = frames.get(position + 1).map(String::as_str);
-    next == Some("handler") && (name == "__restore_rt" || name.starts_with("[unknown] (libc.so.6+"))
+    next.is_some_and(|next| next.starts_with("handler")) && (name == "__restore_rt" || is_unnamed_libc(name))
+}
+
+/// A function without a name in the C library, which in static programs is the program.
+fn is_unnamed_libc(frame: &str) -> bool {
+    ["[unknown] (libc.so.6+", "[unknown] (stacks-s"].iter().any(|start| frame.starts_with(start))
 }
 
 fn is_start_code(frame: &str) -> bool {
-    START_CODE.contains(&frame) || frame == "__start_context" || frame.starts_with("[unknown] (libc.so.6+")
+    START_CODE.contains(&frame) || frame == "__start_context" || is_unnamed_libc(frame)
 }
 
-fn own(truth: &Truth, folded: &Folded, canonical: impl Fn(&str) -> String) -> Reported {
+pub fn own(truth: &Truth, folded: &Folded, canonical: impl Fn(&str) -> String) -> Reported {
     let (roots, callers) = (truth.roots(), truth.callers());
     let mut reported = Reported { paths: Folded::new(), start_frames: 0 };
     for (path, bytes) in folded {
@@ -118,7 +125,7 @@ fn own(truth: &Truth, folded: &Folded, canonical: impl Fn(&str) -> String) -> Re
 }
 
 /// The truth as it is to be reported: of paths with more frames than are kept, the inner ones.
-fn expected(truth: &Truth, start_frames: usize) -> Paths {
+pub fn expected(truth: &Truth, start_frames: usize) -> Paths {
     let mut paths = Paths::new();
     for (path, amount) in &truth.all {
         let frames = path.len() - 1;
@@ -199,6 +206,41 @@ fn coroutines() {
 }
 
 #[test]
+fn coroutines_switched_by_hand() {
+    exact_chain("coroutines-by-hand");
+}
+
+/// A signal after every instruction: of a function at its first call, from the linkage table through the loader, and of
+/// the kernel's code. What is between the program's call and the handler has names of others; everything outside it must be
+/// there each time.
+#[test]
+fn any_instruction_of_the_loader_and_of_the_kernels_code() {
+    let _turn = turn();
+    for fixture in [Fixture::Stacks, Fixture::StacksNow, Fixture::StacksTracked, Fixture::StacksStatic] {
+        let (truth, folded) = trace(fixture, &["steps"], &[]);
+        let mut reported = Folded::new();
+        let mut between = BTreeSet::new();
+        for (path, bytes) in &folded {
+            let mut path = path.clone();
+            let call = path.iter().position(|frame| frame == "asm_stepped");
+            let handler = path.iter().position(|frame| frame == "handler_of_steps");
+            if let (Some(call), Some(handler)) = (call, handler) {
+                between.extend(path.drain(call + 1..handler));
+            }
+            *reported.entry(path).or_default() += *bytes;
+        }
+        let reported = own(&truth, &reported, str::to_owned);
+        let name = fixture.name();
+        assert_exact(name, &expected(&truth, reported.start_frames), Unit::Bytes, &reported.paths);
+        let steps = truth.all.values().map(|amount| amount.count).sum::<u64>();
+        println!("{name}: {steps} instructions, at {} places of others", between.len());
+        assert!(steps > 30, "{steps}");
+        assert_eq!(between.iter().any(|frame| frame.starts_with("_dl_fixup")), fixture.binds_late(), "{between:?}");
+        assert!(between.iter().any(|frame| frame.contains("vdso")), "{between:?}");
+    }
+}
+
+#[test]
 fn threads_on_the_stacks_of_dead_ones() {
     exact("threads");
 }
@@ -242,6 +284,43 @@ fn assembly_with_a_frame_pointer_only() {
 fn the_first_call_through_the_linkage_table_and_immediate_binding() {
     for fixture in [Fixture::StacksNow, Fixture::StacksFixed] {
         for case in ["two-callers", "jumps", "threads", "signals"] {
+            exact_in(fixture, &[case], &[]);
+        }
+    }
+}
+
+/// The C library's functions that call malloc are never missing, under whichever of their names.
+#[test]
+fn functions_of_the_c_library_that_allocate() {
+    let _turn = turn();
+    let (truth, folded) = trace(Fixture::Stacks, &["library-calls"], &[]);
+    let callers = ["strdup", "strndup", "wcsdup"];
+    let canonical = |frame: &str| {
+        let bare = frame.trim_start_matches("__GI_").trim_start_matches('_');
+        if callers.contains(&bare) { bare } else { frame }.to_owned()
+    };
+    let renamed = folded.into_iter().map(|(path, bytes)| (path.iter().map(|frame| canonical(frame)).collect(), bytes));
+    let reported = own(&truth, &renamed.collect(), str::to_owned);
+    assert_exact("library calls", &expected(&truth, reported.start_frames), Unit::Bytes, &reported.paths);
+}
+
+#[test]
+fn static_programs() {
+    for fixture in [Fixture::StacksStatic, Fixture::StacksStaticPie] {
+        for case in [
+            "two-callers",
+            "recursion",
+            "deep",
+            "alloca",
+            "jumps",
+            "coroutines",
+            "threads",
+            "signals",
+            "signals-other-stack",
+            "large-frames",
+            "aligned-frames",
+            "assembly",
+        ] {
             exact_in(fixture, &[case], &[]);
         }
     }
@@ -303,44 +382,4 @@ fn offset_of(program: &std::path::Path, function: &str) -> u64 {
         .find(|segment| (segment.address()..segment.address() + segment.size()).contains(&symbol.address()));
     let segment = segment.expect("the function's segment");
     symbol.address() - segment.address() + segment.file_range().0
-}
-
-/// Without a pause some calls come before memtrace has seen the library: stacks through it may be cut, and then say so;
-/// nothing may be wrong.
-#[test]
-fn libraries_used_at_once() {
-    let _turn = turn();
-    let libraries = [Fixture::StacksLibrary, Fixture::StacksLibraryLarge].map(|fixture| fixture.path());
-    let [small, large] = libraries.each_ref().map(|path| path.to_str().expect("a path"));
-    let (truth, folded) = trace(Fixture::Stacks, &["libraries", small, large, "0"], &[]);
-    let reported = own(&truth, &folded, |frame| frame.to_owned());
-    let bytes: u64 = truth.all.values().map(|amount| amount.bytes).sum();
-    assert_eq!(reported.paths.values().sum::<u64>(), bytes);
-    for path in reported.paths.keys().filter(|path| !path[0].starts_with(TRUNCATED)) {
-        let shape: Vec<&str> = path.iter().map(String::as_str).collect();
-        assert!(
-            matches!(shape[..], ["main", "libraries", _, "leaf", "malloc"])
-                || matches!(shape[..], ["main", "libraries", "down", "down", "down", "down", "leaf", "malloc"]),
-            "a path that was not: {shape:?}"
-        );
-    }
-    for path in reported.paths.keys().filter(|path| path[0].starts_with(TRUNCATED)) {
-        assert!(path.ends_with(&["leaf".to_owned(), "malloc".to_owned()]) && path.len() <= 5, "{path:?}");
-    }
-}
-
-/// Two libraries in turn at one address. Names of functions in there can't be told apart by address, so they count as
-/// one; everything around them must be right.
-#[test]
-fn libraries_that_take_each_others_place() {
-    let _turn = turn();
-    let libraries = [Fixture::StacksLibrary, Fixture::StacksLibraryLarge].map(|fixture| fixture.path());
-    let [small, large] = libraries.each_ref().map(|path| path.to_str().expect("a path"));
-    let (truth, folded) = trace(Fixture::Stacks, &["libraries", small, large, "500"], &[]);
-    assert!(truth.fact("same_place") >= 10, "the loader does not put one library into the other's place");
-    let reported = own(&truth, &folded, |frame| {
-        let library = frame == "in_front" || frame.starts_with("[unknown] (stacks_");
-        if library { "through_library".to_owned() } else { frame.to_owned() }
-    });
-    assert_exact("libraries", &expected(&truth, reported.start_frames), Unit::Bytes, &reported.paths);
 }

@@ -17,8 +17,12 @@ use crate::{
 
 /// What all the C programs begin with.
 const HEADER: &str = include_str!("workload.h");
-const PROGRAMS: [(&str, &str); 3] =
-    [("pairs", include_str!("pairs.c")), ("mixed", include_str!("mixed.c")), ("paced", include_str!("paced.c"))];
+const PROGRAMS: [(&str, &str); 4] = [
+    ("pairs", include_str!("pairs.c")),
+    ("mixed", include_str!("mixed.c")),
+    ("paced", include_str!("paced.c")),
+    ("loaded", include_str!("loaded.c")),
+];
 
 /// Allocations a second that must be recorded without a loss.
 const RATE: &str = "300000";
@@ -28,14 +32,17 @@ pub struct Program {
     pub name: &'static str,
     program: &'static str,
     arguments: &'static [&'static str],
+    /// Frames of every stack, if they are all alike.
+    pub frames: Option<u32>,
 }
 
 /// The first has the shallow stacks for which a limit is set.
-pub const WORKLOADS: [Program; 4] = [
-    Program { name: "malloc(64)/free pair, 4 frames", program: "pairs", arguments: &["4"] },
-    Program { name: "malloc(64)/free pair, 10 frames", program: "pairs", arguments: &["10"] },
-    Program { name: "malloc(64)/free pair, 30 frames", program: "pairs", arguments: &["30"] },
-    Program { name: "mixed call, 4 threads, 4 to 33 frames", program: "mixed", arguments: &[] },
+pub const WORKLOADS: [Program; 5] = [
+    Program { name: "malloc(64)/free pair, 4 frames", program: "pairs", arguments: &["4"], frames: Some(4) },
+    Program { name: "malloc(64)/free pair, 10 frames", program: "pairs", arguments: &["10"], frames: Some(10) },
+    Program { name: "malloc(64)/free pair, 30 frames", program: "pairs", arguments: &["30"], frames: Some(30) },
+    Program { name: "malloc(64)/free pair, 100 frames", program: "pairs", arguments: &["100"], frames: Some(100) },
+    Program { name: "mixed call, 4 threads, 4 to 33 frames", program: "mixed", arguments: &[], frames: None },
 ];
 
 /// What traces the program meanwhile.
@@ -45,16 +52,20 @@ pub enum Mode {
     /// Programs that do nothing, on the sites that memstacks would probe.
     Empty,
     Traced,
+    /// Every stack is walked from its innermost frame by searches, without the thread's last one.
+    PlainWalks,
 }
 
 impl Mode {
-    pub const ALL: [Self; 3] = [Self::Untraced, Self::Empty, Self::Traced];
+    pub const COUNT: usize = 4;
+    pub const ALL: [Self; Self::COUNT] = [Self::Untraced, Self::Empty, Self::Traced, Self::PlainWalks];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Untraced => "untraced",
             Self::Empty => "empty probes",
             Self::Traced => "traced",
+            Self::PlainWalks => "plain walks",
         }
     }
 }
@@ -124,6 +135,7 @@ impl Bench {
             Mode::Untraced => None,
             Mode::Empty => Some(self.trace_empty(pid)?),
             Mode::Traced => Some(self.trace(pid)?),
+            Mode::PlainWalks => Some(self.trace_with(pid, &["--plain-walks"])?),
         };
         let reading = ask(&mut workload, seconds)?;
         if let Some(tracer) = tracer {
@@ -161,13 +173,29 @@ impl Bench {
         })
     }
 
-    fn start(&self, program: &str, arguments: &[&str]) -> Result<Workload> {
+    pub fn memtrace(&self) -> &Path {
+        &self.memtrace
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub fn quick(&self) -> bool {
+        self.quick
+    }
+
+    pub fn start(&self, program: &str, arguments: &[&str]) -> Result<Workload> {
         Workload::start(&self.directory.join(program), arguments)
     }
 
-    fn trace(&self, pid: u32) -> Result<Tracer> {
-        let result = self.result().display().to_string();
-        let arguments = ["memstacks", "-p", &pid.to_string(), "-o", &result];
+    pub fn trace(&self, pid: u32) -> Result<Tracer> {
+        self.trace_with(pid, &[])
+    }
+
+    fn trace_with(&self, pid: u32, options: &[&str]) -> Result<Tracer> {
+        let (pid, result) = (pid.to_string(), self.result().display().to_string());
+        let arguments = [&["memstacks", "-p", &pid, "-o", &result], options].concat();
         Tracer::start(&self.memtrace, &arguments, true)
     }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what tracing costs the traced program, and memtrace itself.
 
+mod load;
 mod measure;
 mod statistics;
 mod symbols;
@@ -10,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::{build, run};
+use load::Load;
 use measure::{Bench, Mode, Reading, WORKLOADS};
 use statistics::Summary;
 
@@ -17,6 +19,12 @@ use statistics::Summary;
 const MOST_TIMES_EMPTY: f64 = 1.8;
 /// What attaching and detaching may take together, in seconds.
 const MOST_ATTACH_SECONDS: f64 = 1.0;
+/// What a frame of an unchanged deep stack may cost at most, in nanoseconds.
+const MOST_FRAME_NANOSECONDS: f64 = 40.0;
+/// What attaching to a process with many libraries may take, in seconds.
+const MOST_LOAD_SECONDS: f64 = 2.0;
+/// What its unwind tables may take, in MB.
+const MOST_TABLES: f64 = 100.0;
 /// What memtrace itself may use while it records, as a share of one processor.
 const MOST_OWN_CPU: f64 = 0.02;
 
@@ -52,6 +60,7 @@ pub fn bench(options: &Options) -> Result<()> {
 
     let costs = costs(&bench, options.rounds)?;
     let attach = attach(&bench, options.rounds)?;
+    let load = load_tables(&bench, options.rounds)?;
     eprintln!("memtrace's own processor time");
     let paced = bench.paced()?;
 
@@ -59,6 +68,9 @@ pub fn bench(options: &Options) -> Result<()> {
     println!("Processor time of one operation in nanoseconds: median of {} (lowest to highest)\n", options.rounds);
     print!("{}", cost_table(&costs));
     println!();
+    print!("{}", walk_table(&costs));
+    println!();
+    print!("{}", load_table(&load)?);
     for line in [
         verdict(
             &format!(
@@ -96,12 +108,13 @@ pub fn bench(options: &Options) -> Result<()> {
 /// One workload in every mode.
 struct Cost {
     name: &'static str,
-    modes: [Summary; 3],
+    frames: Option<u32>,
+    modes: [Summary; Mode::COUNT],
 }
 
 /// Measures every workload in every mode once a round, so that a slow moment of the machine hits all of them alike.
 fn costs(bench: &Bench, rounds: u32) -> Result<Vec<Cost>> {
-    let mut readings = vec![[const { Vec::new() }; 3]; WORKLOADS.len()];
+    let mut readings = vec![[const { Vec::new() }; Mode::COUNT]; WORKLOADS.len()];
     for round in 1..=rounds {
         for (workload, readings) in WORKLOADS.iter().zip(&mut readings) {
             for (mode, readings) in Mode::ALL.into_iter().zip(readings) {
@@ -119,7 +132,9 @@ fn costs(bench: &Bench, rounds: u32) -> Result<Vec<Cost>> {
     WORKLOADS
         .iter()
         .zip(readings)
-        .map(|(workload, readings)| Ok(Cost { name: workload.name, modes: summaries(&readings)? }))
+        .map(|(workload, readings)| {
+            Ok(Cost { name: workload.name, frames: workload.frames, modes: summaries(&readings)? })
+        })
         .collect()
 }
 
@@ -148,7 +163,7 @@ fn cost_table(costs: &[Cost]) -> String {
         "", "untraced", "empty probes", "traced", "/untraced", "/empty"
     );
     for cost in costs {
-        let [untraced, empty, traced] = cost.modes;
+        let [untraced, empty, traced, _] = cost.modes;
         let cell =
             |summary: Summary| format!("{:.1} ({:.0} to {:.0})", summary.median, summary.lowest, summary.highest);
         text.push_str(&format!(
@@ -162,7 +177,7 @@ fn cost_table(costs: &[Cost]) -> String {
         ));
     }
     if let Some(shallow) = costs.first() {
-        let [_, empty, traced] = shallow.modes;
+        let [_, empty, traced, _] = shallow.modes;
         text.push('\n');
         text.push_str(&verdict(
             &format!("tracing the first costs {:.2} times what empty probes cost", traced.median / empty.median),
@@ -173,6 +188,71 @@ fn cost_table(costs: &[Cost]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// What of it is memtrace's own: a pair's traced time minus that with empty probes, and a frame's share of it, by the
+/// difference to the shallowest stack.
+fn walk_table(costs: &[Cost]) -> String {
+    let own = |cost: &Cost, mode: Mode| cost.modes[mode as usize].median - cost.modes[Mode::Empty as usize].median;
+    let deep: Vec<(u32, &Cost)> = costs.iter().filter_map(|cost| Some((cost.frames?, cost))).collect();
+    let Some(((base, shallow), rest)) = deep.split_first() else { return String::new() };
+    let mut text = format!(
+        "{:<22}  {:>10}  {:>9}  {:>16}  {:>9}\n",
+        "memtrace's own, ns", "a pair", "a frame", "plain: a pair", "a frame"
+    );
+    let mut frame = 0.0;
+    for (frames, cost) in rest {
+        let by_frame = |mode| (own(cost, mode) - own(shallow, mode)) / f64::from(frames - base);
+        frame = by_frame(Mode::Traced);
+        text.push_str(&format!(
+            "{:<22}  {:>10.0}  {:>9.1}  {:>16.0}  {:>9.1}\n",
+            format!("{frames} frames"),
+            own(cost, Mode::Traced),
+            frame,
+            own(cost, Mode::PlainWalks),
+            by_frame(Mode::PlainWalks)
+        ));
+    }
+    text.push_str(&verdict(
+        &format!("a frame of an unchanged deep stack costs {frame:.1} ns"),
+        frame,
+        MOST_FRAME_NANOSECONDS,
+        "ns",
+    ));
+    text.push('\n');
+    text
+}
+
+fn load_tables(bench: &Bench, rounds: u32) -> Result<Vec<Load>> {
+    (1..=rounds)
+        .map(|round| {
+            let load = load::load(bench)?;
+            eprintln!("round {round} of {rounds}: {} rows attached in {:.2} s", load.rows, load.attach);
+            Ok(load)
+        })
+        .collect()
+}
+
+fn load_table(loads: &[Load]) -> Result<String> {
+    let median = |part: fn(&Load) -> f64| -> Result<f64> {
+        Ok(Summary::of(&loads.iter().map(part).collect::<Vec<_>>()).context("nothing measured")?.median)
+    };
+    let rows = loads.first().map_or(0, |load| load.rows);
+    let attach = median(|load| load.attach)?;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    let tables = median(|load| load.table_bytes as f64 / 1e6)?;
+    let (alone, attaching) = (median(|load| load.pauses[0])?, median(|load| load.pauses[1])?);
+    Ok([
+        verdict(
+            &format!("attaching to a process with 200 libraries and {rows} unwind rows took {attach:.2} s"),
+            attach,
+            MOST_LOAD_SECONDS,
+            "s",
+        ),
+        verdict(&format!("its unwind tables take {tables:.1} MB"), tables, MOST_TABLES, "MB"),
+        format!("meanwhile it did not run for at most {attaching:.1} ms at a time; by itself, {alone:.1} ms\n"),
+    ]
+    .join("\n"))
 }
 
 /// A measured fact and whether it keeps to its limit.
@@ -195,6 +275,8 @@ fn machine() -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
@@ -204,9 +286,27 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_costs_the_difference_to_the_shallowest_stack() {
+        let summary = |median| Summary { median, lowest: median, highest: median };
+        let cost = |frames, traced, plain| Cost {
+            name: "x",
+            frames: Some(frames),
+            modes: [summary(10.0), summary(2000.0), summary(traced), summary(plain)],
+        };
+        let text = walk_table(&[cost(4, 2100.0, 2200.0), cost(14, 2350.0, 3200.0)]);
+        let line = text.lines().find(|line| line.starts_with("14 frames")).unwrap();
+        assert_eq!(line.split_whitespace().skip(2).collect::<Vec<_>>(), ["350", "25.0", "1200", "100.0"]);
+        assert!(text.contains("costs 25.0 ns (limit 40 ns: kept)"), "{text}");
+    }
+
+    #[test]
     fn the_table_has_ratios() {
         let summary = |median| Summary { median, lowest: median - 1.0, highest: median + 1.0 };
-        let text = cost_table(&[Cost { name: "x", modes: [summary(10.0), summary(2000.0), summary(3000.0)] }]);
+        let text = cost_table(&[Cost {
+            name: "x",
+            frames: None,
+            modes: [summary(10.0), summary(2000.0), summary(3000.0), summary(4000.0)],
+        }]);
         assert!(text.contains("300.0x"), "{text}");
         assert!(text.contains("1.50x"), "{text}");
         assert!(text.contains("2000.0 (1999 to 2001)"), "{text}");

@@ -20,7 +20,7 @@ pub fn run(pid: u32, as_json: bool) -> anyhow::Result<ExitCode> {
     let mut modules = Modules::default();
     modules.refresh(&process)?;
     let mut unwinding = Unwinding::default();
-    unwinding.prepare(&modules);
+    unwinding.prepare(&process, &modules);
     let states = unwinding.modules();
     let text = if as_json {
         let modules = states.iter().map(Row::from).collect();
@@ -49,7 +49,7 @@ struct Row<'a> {
     bytes: u64,
     /// Bytes of code whose unwind rules the table can't express: stacks through it are cut.
     unsupported_code: u64,
-    /// `rows` or `frame pointers`.
+    /// `rows`, `frame pointers`, or `nothing`: stacks are cut there.
     unwound_by: &'static str,
     /// Why not by rows, or null.
     reason: Option<String>,
@@ -57,32 +57,31 @@ struct Row<'a> {
 
 impl<'a> From<&'a ModuleState> for Row<'a> {
     fn from(state: &'a ModuleState) -> Self {
-        let (unwound_by, reason) = means(&state.state);
+        let reason = state.state.reason().map(str::to_owned);
         Self {
             module: &state.name,
             rows: state.rows,
             bytes: state.bytes,
             unsupported_code: state.unsupported_code,
-            unwound_by,
+            unwound_by: means(&state.state),
             reason,
         }
     }
 }
 
-fn means(state: &State) -> (&'static str, Option<String>) {
+fn means(state: &State) -> &'static str {
     match state {
-        State::Rows => ("rows", None),
-        State::NoInformation => ("frame pointers", Some("it has no unwind information".into())),
-        State::Unusable(reason) => ("frame pointers", Some(reason.clone())),
-        State::NoRoom => ("frame pointers", Some("there was no room for its table".into())),
+        State::Rows => "rows",
+        State::NoInformation => "frame pointers",
+        State::Unusable(_) | State::NoRoom => "nothing",
     }
 }
 
 fn table(states: &[ModuleState]) -> String {
     let mut lines = vec![["MODULE", "ROWS", "BYTES", "CUT CODE", "UNWOUND BY"].map(String::from)];
     for state in states {
-        let (by, reason) = means(&state.state);
-        let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+        let by = means(&state.state);
+        let reason = state.state.reason().map_or_else(String::new, |reason| format!(": {reason}"));
         lines.push([
             printable(&state.name).into_owned(),
             state.rows.to_string(),
@@ -120,7 +119,7 @@ mod tests {
         assert_eq!(lines.len(), 5, "{text}");
         assert!(lines[1].ends_with("800    3         rows"), "{text}");
         assert!(lines[2].ends_with("frame pointers: it has no unwind information"), "{text}");
-        assert!(lines[3].ends_with("frame pointers: it is damaged"), "{text}");
+        assert!(lines[3].ends_with("nothing: it is damaged"), "{text}");
         assert!(lines[4].starts_with("total"), "{text}");
         assert!(lines[4].ends_with("9"), "{text}");
     }

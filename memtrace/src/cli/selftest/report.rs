@@ -254,7 +254,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::profile::{Amount, Events, Function, Process, Stack, TraceEnd};
+    use crate::profile::{Amount, Events, Function, Process, Stack, TraceEnd, Unwinding};
 
     const NAMES: [&str; 7] =
         ["malloc", "calloc", "realloc", "reallocarray", "memalign", "aligned_alloc", "posix_memalign"];
@@ -313,6 +313,7 @@ mod tests {
             names: Default::default(),
             events: Events { failed: 2, ..Events::default() },
             losses: Vec::new(),
+            unwinding: Unwinding::default(),
             rss: None,
         }
     }

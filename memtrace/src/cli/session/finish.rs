@@ -8,11 +8,12 @@ use memtrace_common::{
     call::Call,
     event::Counter,
     loss::{Loss, LossCount},
+    settings::Unwind,
     site::special,
-    stack::StackRecord,
+    stack::{StackRecord, Totals},
 };
 
-use super::{Ask, Finished, Session, memory::Snapshot};
+use super::{Ask, Finished, Session, memory::Snapshot, monotonic_now};
 use crate::{
     collect::{
         attribution::{self, NewPages, PageGrowth},
@@ -24,8 +25,8 @@ use crate::{
         stacks::{self, LiveBlocks},
     },
     profile::{
-        Events, FaultCounts, Function, GrowthSummary, Memory, Process as Traced, Profile, Resident, Stack, Subject,
-        TraceEnd,
+        self, Events, FaultCounts, Function, GrowthSummary, Memory, Process as Traced, Profile, Resident, Stack,
+        Subject, TraceEnd,
     },
     target::{self, Discovery, pages::PageKind, process::Rss},
 };
@@ -66,13 +67,15 @@ impl Session {
         // First, so that the fault of every page that is found has been recorded.
         let at_end = self.memory.as_mut().is_some_and(|memory| memory.end(&self.process));
         self.tracer.stop()?;
-        let now = monotonic_now()?;
+        let now = monotonic_now();
         let duration = started.elapsed();
         self.watch_rss();
         let _ = self.drain();
         self.tracer.detach()?;
         if self.process.is_alive() && end != TraceEnd::TargetExecuted {
+            let before = self.modules.mappings().len();
             let _ = self.modules.refresh(&self.process);
+            self.late.too_late(&self.modules, before);
         }
         self.note_loader(self.tracer.loader_events()?)?;
         let seen = self.memory.take().map(|mut memory| {
@@ -116,6 +119,7 @@ impl Session {
                 bail!("the process's memory was not watched")
             }
         };
+        let unwinding = self.unwound(&records, &self.tracer.totals(self.tracer.stack_count()?)?);
         let memory = match &seen {
             Some(seen) => Some(self.memory_of(seen, blocks.as_deref())?),
             None => None,
@@ -138,6 +142,7 @@ impl Session {
             names: self.modules.name_sources(),
             events,
             losses,
+            unwinding,
             rss,
             memory,
         };
@@ -157,11 +162,35 @@ impl Session {
     /// All losses, with those of memtrace's own tables.
     fn losses(&self, seen: Option<&Seen>) -> anyhow::Result<Vec<(Loss, LossCount)>> {
         let mut losses = self.tracer.losses()?;
+        if self.unwind == Unwind::FramePointers {
+            let hidden = self.tracer.hidden_calls()?;
+            match losses.iter_mut().find(|(loss, _)| *loss == Loss::Hidden) {
+                Some((_, count)) => {
+                    count.count = count.count.saturating_add(hidden.count);
+                    count.bytes = count.bytes.saturating_add(hidden.bytes);
+                }
+                None if hidden.count > 0 => losses.push((Loss::Hidden, hidden)),
+                None => {}
+            }
+        }
         let lost = seen.map(|seen| seen.space.lost()).unwrap_or_default();
         if lost.ranges > 0 {
             losses.push((Loss::RangesFull, LossCount { count: lost.ranges, bytes: lost.bytes }));
         }
         Ok(losses)
+    }
+
+    /// What the unwind tables did not cover.
+    fn unwound(&self, records: &HashMap<u32, StackRecord>, totals: &[Totals]) -> profile::Unwinding {
+        profile::Unwinding {
+            problems: if self.unwind == Unwind::FramePointers {
+                Vec::new()
+            } else {
+                self.unwinding.problems(self.unwind)
+            },
+            left_out: self.unwinding.left_out() as u64,
+            late: self.late.code(&self.modules, records, |number| totals.get(number as usize).copied()),
+        }
     }
 
     /// The live blocks, ascending; `None` if allocations were not traced.
@@ -333,15 +362,4 @@ fn functions(discovery: &Discovery, subject: Subject) -> Vec<Function> {
             module: discovery.modules.get(site.module).map_or_else(String::new, |module| module.name().to_owned()),
         })
         .collect()
-}
-
-/// `CLOCK_MONOTONIC` in nanoseconds, the clock of `bpf_ktime_get_ns`.
-fn monotonic_now() -> anyhow::Result<u64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure outlives the call.
-    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0 {
-        return Err(std::io::Error::last_os_error()).context("clock_gettime");
-    }
-    let nanoseconds = |value: i64| u64::try_from(value).unwrap_or(0);
-    Ok(nanoseconds(time.tv_sec) * 1_000_000_000 + nanoseconds(time.tv_nsec))
 }

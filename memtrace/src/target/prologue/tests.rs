@@ -361,7 +361,7 @@ fn every_exported_function_of_this_machines_libc() {
     let source = Source::new(libc.file());
     let dynamic = source.dynamic().unwrap().unwrap();
     let (mut functions, mut emulated) = (0, 0);
-    for symbol in dynamic.functions().filter(|symbol| symbol.size > 0 && !symbol.indirect) {
+    for symbol in dynamic.symbols.functions().filter(|symbol| symbol.size > 0 && !symbol.indirect) {
         let size = usize::try_from(symbol.size).unwrap();
         let (_, code) = libc.code(symbol.address, size).unwrap().unwrap();
         for name in ["posix_memalign", "free"] {

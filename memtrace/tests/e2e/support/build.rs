@@ -44,6 +44,8 @@ const PLAIN_FLAGS: [&str; 12] = [
 
 /// Build ID of the fixture whose debug file is elsewhere.
 pub const NAMES_BUILD_ID: &str = "-Wl,--build-id=0xfeedfacefeedface0123456789abcdef01234567";
+/// What the libraries of the stacks' fixtures use of the program.
+const EXPORT: &str = "-Wl,--export-dynamic-symbol=loader_hook";
 
 /// A compiled fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,12 +62,20 @@ pub enum Fixture {
     Strings,
     Busy,
     Start,
+    /// The same, without any shared library.
+    StartStatic,
     /// Without frame pointers; functions of libraries are bound at their first call.
     Stacks,
     /// The same, bound at the start.
     StacksNow,
     /// The same, at fixed addresses.
     StacksFixed,
+    /// The same as the first, with tracking of indirect branches, for which there are two linkage tables.
+    StacksTracked,
+    /// The same, without any shared library.
+    StacksStatic,
+    /// The same, and at any address.
+    StacksStaticPie,
     StacksLibrary,
     StacksLibraryLarge,
     /// Functions that are hard to name; nothing moved or aligned.
@@ -76,8 +86,16 @@ pub enum Fixture {
     NamesFirst,
     NamesSecond,
     NamesCpp,
-    /// Without any shared library.
-    Static,
+    /// Bound at its first calls.
+    LoaderLibrary,
+    /// A library with a large unwind table.
+    StacksHuge,
+    /// The same as the former, bound when it is opened; variables of threads are found by descriptors.
+    LoaderLibraryNow,
+    /// Uses the first of them.
+    LoaderUser,
+    /// Without any shared library, and without symbols.
+    Stripped,
     /// Of the other word size.
     Tiny32,
 }
@@ -110,9 +128,13 @@ impl Fixture {
             Self::Strings => "strings",
             Self::Busy => "busy",
             Self::Start => "start",
+            Self::StartStatic => "start-static",
             Self::Stacks => "stacks",
             Self::StacksNow => "stacks-now",
             Self::StacksFixed => "stacks-fixed",
+            Self::StacksTracked => "stacks-tracked",
+            Self::StacksStatic => "stacks-static",
+            Self::StacksStaticPie => "stacks-spie",
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
             Self::Names => "names",
@@ -120,9 +142,18 @@ impl Fixture {
             Self::NamesFirst => "names_first.so",
             Self::NamesSecond => "names_secnd.so",
             Self::NamesCpp => "names-cpp",
-            Self::Static => "static",
+            Self::LoaderLibrary => "loader_lazy.so",
+            Self::StacksHuge => "stacks_huge.so",
+            Self::LoaderLibraryNow => "loader_now.so",
+            Self::LoaderUser => "loader_user.so",
+            Self::Stripped => "stripped",
             Self::Tiny32 => "tiny32",
         }
+    }
+
+    /// Whether functions of libraries are bound at their first call.
+    pub fn binds_late(self) -> bool {
+        matches!(self, Self::Stacks | Self::StacksTracked)
     }
 
     fn sources(self) -> &'static [&'static str] {
@@ -134,16 +165,31 @@ impl Fixture {
             }
             Self::Cpp => &["cpp.cpp"],
             Self::Strings => &["strings.cpp"],
-            Self::Stacks | Self::StacksNow | Self::StacksFixed => {
-                &["stacks.c", "stacks_chain.c", "stacks_switch.c", "stacks_shape.c", "stacks_asm.S", "fixture.c"]
-            }
+            Self::Stacks
+            | Self::StacksNow
+            | Self::StacksFixed
+            | Self::StacksTracked
+            | Self::StacksStatic
+            | Self::StacksStaticPie => &[
+                "stacks.c",
+                "stacks_chain.c",
+                "stacks_switch.c",
+                "stacks_shape.c",
+                "stacks_loader.c",
+                "stacks_late.c",
+                "stacks_asm.S",
+                "fixture.c",
+            ],
+            Self::LoaderLibrary | Self::LoaderLibraryNow => &["stacks_loader_lib.c"],
+            Self::LoaderUser => &["stacks_loader_user.c"],
+            Self::StacksHuge => &["stacks_huge.S"],
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
-            Self::Start => &["start.c", "fixture.c"],
+            Self::Start | Self::StartStatic => &["start.c", "fixture.c"],
+            Self::Stripped => &["plain.c", "fixture.c"],
             Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
             Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
             Self::NamesCpp => &["names.cpp"],
-            Self::Static => &["plain.c", "fixture.c"],
             Self::Tiny32 => &["tiny32.S"],
         }
     }
@@ -158,17 +204,31 @@ impl Fixture {
         command.current_dir(sources_directory());
         match self {
             Self::Tiny32 => command.args(["-m32", "-nostdlib", "-static"]),
-            Self::Static => command.args(FLAGS).arg("-static"),
+            Self::Stripped => command.args(FLAGS).args(["-static", "-s"]),
+            Self::StartStatic => command.args(FLAGS).arg("-static-pie"),
             Self::TruthLibrary => command.args(FLAGS).args(["-shared", "-fPIC"]),
             // The library uses the executable's bookkeeping.
             Self::Truth => command.args(FLAGS).arg("-rdynamic"),
             Self::PlainTruthLibrary => command.args(PLAIN).args(["-shared", "-fPIC"]),
             Self::PlainTruth => command.args(PLAIN).arg("-rdynamic"),
             Self::Strings => command.args(PLAIN),
-            Self::Stacks => command.args(PLAIN_FLAGS).arg("-Wl,-z,lazy"),
-            Self::StacksNow => command.args(PLAIN_FLAGS).arg("-Wl,-z,now"),
-            Self::StacksFixed => command.args(PLAIN_FLAGS).arg("-no-pie"),
+            Self::Stacks => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", EXPORT]),
+            Self::StacksTracked => {
+                let flags = ["-fcf-protection=full", "-Wl,-z,lazy,-z,ibtplt", EXPORT];
+                command.args(PLAIN_FLAGS).args(flags)
+            }
+            Self::StacksNow => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", EXPORT]),
+            Self::StacksFixed => command.args(PLAIN_FLAGS).args(["-no-pie", EXPORT]),
+            // dlopen is there, but needs the shared library to work; so the linker warns.
+            Self::StacksStatic => command.args(PLAIN_FLAGS).args(["-static", "-Wl,--no-warnings"]),
+            Self::StacksStaticPie => command.args(PLAIN_FLAGS).args(["-static-pie", "-Wl,--no-warnings"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
+            Self::StacksHuge => command.args(["-shared", "-nostdlib"]),
+            Self::LoaderUser => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", "-shared", "-fPIC"]),
+            Self::LoaderLibrary => command.args(PLAIN_FLAGS).args(["-Wl,-z,lazy", "-shared", "-fPIC"]),
+            Self::LoaderLibraryNow => {
+                command.args(PLAIN_FLAGS).args(["-Wl,-z,now", "-mtls-dialect=gnu2", "-shared", "-fPIC"])
+            }
             Self::StacksLibraryLarge => command.args(PLAIN_FLAGS).args(["-DLARGE", "-shared", "-fPIC"]),
             Self::Names => command.args(FLAGS).args(["-falign-functions=1", "-fno-toplevel-reorder", "-rdynamic"]),
             Self::NamesSplit => command.args(FLAGS).arg(NAMES_BUILD_ID),

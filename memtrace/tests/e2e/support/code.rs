@@ -22,6 +22,13 @@ struct Code {
     path: String,
 }
 
+/// How many mappings of code a process has, without what the kernel adds for probes.
+pub fn code_of(pid: u32) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target's memory map");
+    let is_code = |line: &&str| line.split(' ').nth(1).is_some_and(|rights| rights.contains('x'));
+    maps.lines().filter(is_code).filter(|line| !line.ends_with("[uprobes]")).count()
+}
+
 /// Every changed byte in every file-backed mapping of executable code of `pid`.
 pub fn patches(pid: u32) -> Vec<Patch> {
     let memory = File::open(format!("/proc/{pid}/mem")).expect("the target's memory can be read");

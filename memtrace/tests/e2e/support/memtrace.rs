@@ -49,6 +49,15 @@ impl Memtrace {
         self.process.wait_for_error_line(TRACING);
     }
 
+    /// Waits until it says that it knows the code of a file mapped during the trace, or of no file for an empty name. It
+    /// says so with `-v`.
+    pub fn wait_for_code(&mut self, name: &str) {
+        let end = format!("{name}\" is known,");
+        self.process.wait_for_error(&format!("code of {name:?}"), |line| {
+            line.contains("the code of \"") && line.contains(&end) && (!name.is_empty() || line.contains("of \"\""))
+        });
+    }
+
     /// Whether it has said that it records.
     pub fn has_traced(&mut self) -> bool {
         self.process.error_so_far().lines().any(|line| line.starts_with(TRACING))

@@ -123,13 +123,18 @@ impl Process {
 
     /// Reads standard error up to the first line that starts with `prefix`; panics if it ends first.
     pub fn wait_for_error_line(&mut self, prefix: &str) -> String {
+        self.wait_for_error(&format!("line `{prefix}…`"), |line| line.starts_with(prefix))
+    }
+
+    /// Reads standard error up to the first line for which `is_it` holds; panics with `what` if it ends first.
+    pub fn wait_for_error(&mut self, what: &str, is_it: impl Fn(&str) -> bool) -> String {
         loop {
             match self.stderr.next() {
-                Some(line) if line.starts_with(prefix) => return line,
+                Some(line) if is_it(&line) => return line,
                 Some(_) => {}
                 None => {
                     let status = self.child.wait();
-                    panic!("{}: no line `{prefix}…`, {status:?}, standard error:\n{}", self.name, self.stderr.text)
+                    panic!("{}: no {what}, {status:?}, standard error:\n{}", self.name, self.stderr.text)
                 }
             }
         }

@@ -49,7 +49,7 @@ const CALL_MAIN: Link = of_libc(&["__libc_start_call_main"]);
 const MAIN: &[Link] = &[START, START_MAIN, CALL_MAIN];
 
 /// What is outside the other functions that glibc calls.
-const OTHERS: [&[Link]; 4] = [
+const OTHERS: [&[Link]; 6] = [
     // A thread's.
     &[of_libc(&["clone3", "__clone3", "clone", "__clone"]), of_libc(&["start_thread"])],
     // The program's constructors.
@@ -72,6 +72,16 @@ const OTHERS: [&[Link]; 4] = [
         of_libc(&["exit", "__GI_exit"]),
         of_libc(&["__run_exit_handlers"]),
         of_loader(&["_dl_fini"]),
+    ],
+    // In static programs, constructors and destructors.
+    &[START, START_MAIN],
+    &[
+        START,
+        START_MAIN,
+        CALL_MAIN,
+        of_libc(&["exit", "__GI_exit"]),
+        of_libc(&["__run_exit_handlers"]),
+        of_libc(&["call_fini"]),
     ],
 ];
 

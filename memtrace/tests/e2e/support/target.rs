@@ -45,6 +45,11 @@ impl Target {
         self.process.send("go");
     }
 
+    /// Waits for a line.
+    pub fn wait_for(&mut self, line: &str) {
+        assert_eq!(self.process.line(), line);
+    }
+
     /// Waits for its truth and for `done`.
     pub fn truth(&mut self) -> Truth {
         let truth = Truth::parse(&self.process.line());
