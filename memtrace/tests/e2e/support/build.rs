@@ -65,6 +65,17 @@ pub enum Fixture {
     StacksFixed,
     StacksLibrary,
     StacksLibraryLarge,
+    /// Its resident pages are known.
+    Pages,
+    /// The same, compiled as plain programs are.
+    PlainPages,
+    /// Its address space is known.
+    Space,
+    /// The same, compiled as plain programs are.
+    PlainSpace,
+    /// Opens [`Self::SpaceLeakLibrary`]; both are compiled as plain programs are.
+    SpaceLeak,
+    SpaceLeakLibrary,
     /// Without any shared library.
     Static,
     /// Of the other word size.
@@ -104,6 +115,12 @@ impl Fixture {
             Self::StacksFixed => "stacks-fixed",
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
+            Self::Pages => "pages",
+            Self::PlainPages => "plain-pages",
+            Self::Space => "space",
+            Self::PlainSpace => "plain-space",
+            Self::SpaceLeak => "space-leak",
+            Self::SpaceLeakLibrary => "space_leak.so",
             Self::Static => "static",
             Self::Tiny32 => "tiny32",
         }
@@ -124,6 +141,20 @@ impl Fixture {
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start => &["start.c", "fixture.c"],
+            Self::Pages | Self::PlainPages => &[
+                "pages.c",
+                "pages_book.c",
+                "pages_anonymous.c",
+                "pages_filled.c",
+                "pages_files.c",
+                "pages_life.c",
+                "fixture.c",
+            ],
+            Self::Space | Self::PlainSpace => {
+                &["space.c", "space_ranges.c", "space_threads.c", "pages_book.c", "fixture.c"]
+            }
+            Self::SpaceLeak => &["space_leak.c", "fixture.c"],
+            Self::SpaceLeakLibrary => &["space_leak_lib.c"],
             Self::Static => &["plain.c", "fixture.c"],
             Self::Tiny32 => &["tiny32.S"],
         }
@@ -149,6 +180,8 @@ impl Fixture {
             Self::Stacks => command.args(PLAIN_FLAGS).arg("-Wl,-z,lazy"),
             Self::StacksNow => command.args(PLAIN_FLAGS).arg("-Wl,-z,now"),
             Self::StacksFixed => command.args(PLAIN_FLAGS).arg("-no-pie"),
+            Self::PlainPages | Self::PlainSpace | Self::SpaceLeak => command.args(PLAIN_FLAGS),
+            Self::SpaceLeakLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibraryLarge => command.args(PLAIN_FLAGS).args(["-DLARGE", "-shared", "-fPIC"]),
             _ => command.args(FLAGS),
@@ -156,7 +189,12 @@ impl Fixture {
         command.arg("-o").arg(&unfinished).args(self.sources());
         match self {
             Self::Cpp | Self::Strings => command.arg(c_object("fixture.c", &FLAGS)),
-            Self::Truth | Self::PlainTruth | Self::Stacks | Self::StacksNow | Self::StacksFixed => command.arg("-ldl"),
+            Self::Truth
+            | Self::PlainTruth
+            | Self::Stacks
+            | Self::StacksNow
+            | Self::StacksFixed
+            | Self::SpaceLeak => command.arg("-ldl"),
             _ => &mut command,
         };
         run(command, &compiler);
