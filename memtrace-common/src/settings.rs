@@ -68,7 +68,7 @@ pub enum Control {
     Run = 0,
     /// How stacks are walked: an [`Unwind`].
     Unwind = 1,
-    /// The next free stack number. Starts at 1: number 0 is [`crate::stack::OVERFLOW_STACK`].
+    /// The next free stack number. Starts at [`crate::stack::FIRST_STACK`].
     NextStack = 2,
     /// The target's code mappings in force: a [`crate::unwind::MappingList`].
     Mappings = 3,

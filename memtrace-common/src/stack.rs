@@ -7,6 +7,12 @@ pub const MAX_FRAMES: usize = 127;
 /// path is unknown.
 pub const OVERFLOW_STACK: u32 = 0;
 
+/// The same for page faults and system calls, so that their numbers are not mixed up with those of allocations.
+pub const OVERFLOW_TRACEPOINT_STACK: u32 = 1;
+
+/// The first number that a stack can have.
+pub const FIRST_STACK: u32 = 2;
+
 /// How a stack ended at its root end.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,6 +9,7 @@ use memtrace_common::{
     fault::{CHUNK_PAGES, ChunkKey, Fault, PAGE, PageRecord},
     loss::Loss,
     site::special,
+    stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK},
 };
 
 use crate::{
@@ -44,7 +45,8 @@ fn number(thread: u64, site: u16, start: &Start) -> Option<Numbered> {
     let state = unsafe { &mut *state };
     state.return_address = start.pc;
     stack::number(state, (thread >> 32) as u32, site, unchanged);
-    Some(Numbered { number: state.stack, loss: state.loss })
+    let number = if state.stack == OVERFLOW_STACK { OVERFLOW_TRACEPOINT_STACK } else { state.stack };
+    Some(Numbered { number, loss: state.loss })
 }
 
 /// A page fault at `address`, with the processor's `code`.

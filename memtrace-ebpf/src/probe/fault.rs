@@ -46,9 +46,11 @@ fn handle(address: u64, code: u64, counter: Counter, user: &User) {
 /// programs like these read the target's memory, for example.
 #[inline(always)]
 fn faults_disabled() -> bool {
+    /// The helper that reads kernel memory disables faults itself (copy_from_kernel_nofault in mm/maccess.c).
+    const OWN: u32 = 1;
     let offset = maps::faults_disabled_offset();
     // SAFETY: a helper without arguments, and one that checks the address.
     offset != 0
         && unsafe { bpf_probe_read_kernel((bpf_get_current_task() + u64::from(offset)) as *const u32) }
-            .is_ok_and(|depth| depth != 0)
+            .is_ok_and(|depth| depth > OWN)
 }

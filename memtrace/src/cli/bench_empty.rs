@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let mut session = Session::attach(process, None, &options, Probes::Empty)?;
         session.start()?;
         eprintln!("tracing {:?} with empty programs", session.process().comm());
-        session.run(args.duration, interrupt.wait(), |_, _| {}).await?;
+        session.run(args.duration, interrupt.wait(), std::future::pending(), |_, _| {}).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

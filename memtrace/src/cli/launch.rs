@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
     session::{Options, Probes, Session},
@@ -13,29 +14,31 @@ use super::{
 };
 use crate::target::{
     Process,
-    launch::{Launched, Reached, wait},
+    launch::{Launched, Progress, Reached},
     mappings,
 };
 
 /// A command that was started.
 pub struct Command {
-    pid: u32,
-    /// Its status, if it has ended and was waited for already.
+    /// Until it has ended and was waited for.
+    launched: Option<Launched>,
     status: Option<ExitStatus>,
+    children: Signal,
 }
 
-/// Starts `argv`, attaches once its C library is mapped, begins to record, and lets it go at its entry point.
+/// Starts `argv`, attaches once its C library is mapped (at once, if allocations are not traced), begins to record, and
+/// lets it go at its entry point.
 ///
 /// # Errors
 /// It can't be started, or can't be traced; then it has been ended, before its own code ran.
-pub fn start(argv: &[OsString], options: &Options) -> anyhow::Result<(Session, Command)> {
+pub fn start(argv: &[OsString], options: &Options, probes: Probes) -> anyhow::Result<(Session, Command)> {
+    let children = signal(SignalKind::child()).context("signals can't be taken over")?;
     let mut launched = Launched::spawn(argv)?;
-    match attach(&mut launched, options) {
-        Ok((session, Some(status))) => Ok((session, Command { pid: launched.pid(), status: Some(status) })),
+    match attach(&mut launched, options, probes) {
+        Ok((session, Some(status))) => Ok((session, Command { launched: None, status: Some(status), children })),
         Ok((session, None)) => {
-            let pid = launched.pid();
-            launched.release()?;
-            Ok((session, Command { pid, status: None }))
+            launched.release_until_end()?;
+            Ok((session, Command { launched: Some(launched), status: None, children }))
         }
         Err(error) => {
             launched.kill();
@@ -44,14 +47,16 @@ pub fn start(argv: &[OsString], options: &Options) -> anyhow::Result<(Session, C
     }
 }
 
-fn attach(launched: &mut Launched, options: &Options) -> anyhow::Result<(Session, Option<ExitStatus>)> {
+fn attach(launched: &mut Launched, options: &Options, probes: Probes) -> anyhow::Result<(Session, Option<ExitStatus>)> {
     let process = Process::open(launched.pid())?;
-    let maps_libc = || mappings::read(&process).is_ok_and(|mappings| mappings::maps_libc(&mappings));
-    if let Reached::Ended(status) = launched.run_until(maps_libc)? {
-        bail!("the command ended before its C library was mapped ({status})");
+    if probes != Probes::None {
+        let maps_libc = || mappings::read(&process).is_ok_and(|mappings| mappings::maps_libc(&mappings));
+        if let Reached::Ended(status) = launched.run_until(maps_libc)? {
+            bail!("the command ended before its C library was mapped ({status})");
+        }
     }
     // At the entry point without glibc, this says what is there instead.
-    let mut session = Session::attach(process, None, options, Probes::Recording)?;
+    let mut session = Session::attach(process, None, options, probes)?;
     session.start()?;
     if let Reached::Ended(status) = launched.run_to_entry()? {
         return Ok((session, Some(status)));
@@ -61,24 +66,49 @@ fn attach(launched: &mut Launched, options: &Options) -> anyhow::Result<(Session
 }
 
 impl Command {
+    /// Ready when the command is about to end; it is held there, with its memory intact, until [`Self::wait`]. Ready at
+    /// once if it has ended.
+    ///
+    /// # Errors
+    /// It can't be waited for.
+    pub async fn ends(&mut self) -> anyhow::Result<()> {
+        while let Some(launched) = &self.launched {
+            match launched.progress()? {
+                Progress::Runs => drop(self.children.recv().await),
+                Progress::Ending => return Ok(()),
+                Progress::Ended(status) => {
+                    self.status = Some(status);
+                    self.launched = None;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the command go if it is held at its end.
+    pub fn let_end(&self) {
+        if let Some(launched) = &self.launched {
+            // One that was killed meanwhile is not held any more: its end will be seen.
+            let _ = launched.resume();
+        }
+    }
+
     /// Waits for the end of the command: its exit status, 128 + N if signal N ended it. An interrupt ends the wait.
     ///
     /// # Errors
     /// It can't be waited for.
-    pub async fn wait(self, interrupt: &mut Interrupt) -> anyhow::Result<ExitCode> {
+    pub async fn wait(mut self, interrupt: &mut Interrupt) -> anyhow::Result<ExitCode> {
         use std::os::unix::process::ExitStatusExt as _;
-        let status = match self.status {
-            Some(status) => status,
-            None => {
-                let pid = libc::pid_t::try_from(self.pid).context("pid")?;
-                let waited = tokio::task::spawn_blocking(move || wait(pid));
-                tokio::select! {
-                    waited = waited => ExitStatus::from_raw(waited.context("waiting for the command")??),
-                    () = interrupt.wait() => return Ok(ExitCode::from(130)),
-                }
+        loop {
+            tokio::select! {
+                ends = self.ends() => ends?,
+                () = interrupt.wait() => return Ok(ExitCode::from(130)),
             }
-        };
-        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-        Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+            if let Some(status) = self.status {
+                let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+                return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+            }
+            self.let_end();
+        }
     }
 }

@@ -5,12 +5,15 @@ mod doctor;
 mod launch;
 mod limits;
 mod memstacks;
+mod mmapstacks;
 mod options;
+mod pgfaultstacks;
 mod progress;
 mod selftest;
 pub mod session;
 mod signals;
 mod sweeper;
+mod trace;
 mod unwinding;
 mod workload;
 
@@ -38,6 +41,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Memstacks(memstacks::Args),
+    Pgfaultstacks(pgfaultstacks::Args),
+    Mmapstacks(mmapstacks::Args),
     Doctor(doctor::Args),
     Selftest(selftest::Args),
     #[command(hide = true)]
@@ -76,6 +81,8 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Memstacks(args) => memstacks::run(args),
+        Command::Pgfaultstacks(args) => pgfaultstacks::run(args),
+        Command::Mmapstacks(args) => mmapstacks::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::BenchEmpty(args) => bench_empty::run(&args),

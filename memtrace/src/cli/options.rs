@@ -7,6 +7,7 @@ use memtrace_common::settings::Unwind;
 use crate::{
     kernel::budget::{MAX_MIB, MIN_MIB},
     output::Format,
+    target::pages::PageKind,
     view::Unit,
 };
 
@@ -23,12 +24,22 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `bytes` or `count`.
+/// `bytes`, `count` or `pages`.
 pub fn unit(text: &str) -> Result<Unit, String> {
     Unit::ALL
         .into_iter()
         .find(|unit| unit.name() == text)
         .ok_or_else(|| format!("must be {}", Unit::ALL.map(Unit::name).join(" or ")))
+}
+
+/// `anon`, `file` or `shmem`.
+pub fn kind(text: &str) -> Result<PageKind, String> {
+    match text {
+        "anon" => Ok(PageKind::Anon),
+        "file" => Ok(PageKind::File),
+        "shmem" => Ok(PageKind::Shmem),
+        _ => Err("must be anon, file or shmem".to_owned()),
+    }
 }
 
 /// `auto`, `dwarf` or `fp`.

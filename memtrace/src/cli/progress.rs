@@ -32,10 +32,10 @@ impl Progress {
     }
 
     /// Shows how far a trace is.
-    pub fn tick(&mut self, passed: Duration, limit: Option<Duration>, allocations: u64) {
+    pub fn tick(&mut self, passed: Duration, limit: Option<Duration>, events: u64, noun: &str) {
         if let Some(bar) = &self.bar {
             let limit = limit.map_or_else(String::new, |limit| format!(" of {} s", limit.as_secs()));
-            bar.set_message(format!("{} s{limit}, {allocations} allocations", passed.as_secs()));
+            bar.set_message(format!("{} s{limit}, {events} {noun}", passed.as_secs()));
         }
     }
 

@@ -6,7 +6,6 @@ use std::{
     io::{self, IsTerminal as _, Write as _},
     os::fd::OwnedFd,
     process::{Child, ChildStdin, Command, ExitCode, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -15,7 +14,7 @@ use tokio::net::unix::pipe::Receiver;
 use super::{
     FAILURE, colour,
     options::budget,
-    session::{Options, Probes, Session},
+    session::{Ask, Options, Probes, Session},
     workload::Truth,
 };
 use crate::{
@@ -97,10 +96,10 @@ async fn exactness(workload: &mut Workload, budget: Budget) -> anyhow::Result<Ex
     workload.ask("exact")?;
     let mut answer = None;
     let answered = async { answer = Some(workload.answer().await) };
-    let end = session.run(None, answered, |_, _| {}).await?;
+    let end = session.run(None, answered, std::future::pending(), |_, _| {}).await?;
     let Some(answer) = answer else { bail!("the workload ended while it was traced ({end:?})") };
     let truth: Truth = serde_json::from_str(&answer?).context("the workload's answer")?;
-    let finished = session.finish(end, Duration::ZERO)?;
+    let finished = session.finish(end, &Ask::HEAP)?;
     Ok(Exactness::new(&truth, &names, &finished.profile, &finished.imbalances))
 }
 

@@ -1,7 +1,9 @@
 //! One trace of one process, from discovery to a profile: what the commands that trace have in common.
 
+mod finish;
+mod memory;
+
 use std::{
-    collections::HashMap,
     num::NonZeroU32,
     time::{Duration, Instant},
 };
@@ -13,13 +15,10 @@ use memtrace_common::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
+use self::memory::Memory;
 use super::{limits, sweeper::Sweeper, unwinding::Unwinding};
 use crate::{
-    collect::{
-        growth::Growth,
-        modules::Modules,
-        stacks::{self, LiveBlocks},
-    },
+    collect::{growth::Growth, modules::Modules, stacks},
     kernel::{
         self, Settings, Tracer,
         budget::Budget,
@@ -28,10 +27,11 @@ use crate::{
         source::uprobe::{AttachPoint, Role},
         tracer::EventStream,
     },
-    profile::{Events, Function, Process as Traced, Profile, TraceEnd},
+    profile::{Profile, Subject, TraceEnd},
     target::{
         self, Discovery, Mapping, Module, Process,
         function::Role as FunctionRole,
+        pages::PageKind,
         process::{Rss, Seccomp},
     },
 };
@@ -40,12 +40,11 @@ use crate::{
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Shortest time between two reads of the mappings because of addresses that lie in none.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
-/// Growth of anonymous memory without a single probe hit from which on a trace is an error: far more than a program
-/// gets from its stack and from copied pages.
-const UNSEEN_GROWTH: u64 = 1 << 20;
 
 /// Largest room for unwind rows: 64 MiB of them.
 const MAX_ROWS: u64 = 8 << 20;
+/// Room for messages about system calls: about 48,000 of them.
+const CALLS_BYTES: u32 = 4 << 20;
 /// Room for the tables of modules that are mapped later, beside half of what there is at the start.
 const SPARE_ROWS: u64 = 256 << 10;
 
@@ -58,12 +57,39 @@ pub struct Options {
     pub unwind: Unwind,
     /// Bits of the stack hash to ignore: 0, except in tests.
     pub hash_ignore: u64,
+    /// What is recorded of the target's memory as a whole.
+    pub watch: Watch,
+}
+
+/// What the profile of a trace is to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// What it is about.
+    pub subject: Subject,
+    /// Blocks and mappings younger than this are left out of what is still there.
+    pub older: Duration,
+    /// Only pages of this kind.
+    pub kind: Option<PageKind>,
+}
+
+impl Ask {
+    /// All unfreed blocks.
+    pub const HEAP: Self = Self { subject: Subject::Heap, older: Duration::ZERO, kind: None };
+}
+
+/// What is recorded of the target's memory as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// Page faults.
+    pub faults: bool,
+    /// System calls that change the address space, and which pages are resident before and after.
+    pub space: bool,
 }
 
 impl Options {
     /// Stacks by frame pointers alone.
     pub fn plain(budget: Budget) -> Self {
-        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0 }
+        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0, watch: Watch::default() }
     }
 }
 
@@ -74,6 +100,8 @@ pub enum Probes {
     Recording,
     /// Empty ones on the same sites.
     Empty,
+    /// None: allocations are not traced.
+    None,
     /// Those of the unwinder's test ([`crate::kernel::source::oracle`]), with a ring buffer of `bytes`.
     Oracle {
         /// Size of the ring buffer, a power of two.
@@ -99,6 +127,8 @@ pub struct Session {
     last_refresh: Instant,
     refresh_wanted: bool,
     sweeper: Sweeper,
+    watch: Watch,
+    memory: Option<Memory>,
 }
 
 /// A finished trace.
@@ -124,11 +154,14 @@ impl Session {
         probes: Probes,
     ) -> anyhow::Result<Self> {
         limits::raise_open_files();
-        refuse_hazards(&process)?;
-        let discovery = match mappings {
-            Some(mappings) => target::discover_in(&process, mappings)?,
-            None => target::discover(&process)?,
+        let discovery = match (probes, mappings) {
+            (Probes::None, _) => target::discover::modules(&process)?,
+            (_, Some(mappings)) => target::discover_in(&process, mappings)?,
+            (_, None) => target::discover(&process)?,
         };
+        if probes != Probes::None {
+            refuse_hazards(&process)?;
+        }
         for note in &discovery.notes {
             tracing::info!("{note}");
         }
@@ -151,10 +184,10 @@ impl Session {
             rows: room(rows),
             blocks: room(blocks),
             hash_ignore: options.hash_ignore,
-            calls: 0,
+            calls: if options.watch.space { CALLS_BYTES } else { 0 },
             oracle: match probes {
                 Probes::Oracle { bytes, .. } => bytes,
-                Probes::Recording | Probes::Empty => 0,
+                Probes::Recording | Probes::Empty | Probes::None => 0,
             },
         };
         let mut tracer = Tracer::load(&settings)?;
@@ -163,9 +196,11 @@ impl Session {
         match probes {
             Probes::Recording => tracer.attach_allocator(&points, pid)?,
             Probes::Empty => tracer.attach_empty(&points, pid)?,
+            Probes::None => {}
             Probes::Oracle { every, .. } => tracer.attach_oracle(&points, every, pid)?,
         }
         tracer.attach_process_events()?;
+        let memory = attach_memory(&mut tracer, options.watch)?;
         let mut breakpoints = points;
         if let Some(hook) = discovery.loader
             && let Some(module) = discovery.modules.get(hook.module)
@@ -192,6 +227,8 @@ impl Session {
             last_refresh: Instant::now(),
             refresh_wanted: false,
             sweeper: Sweeper::new(sweep),
+            watch: options.watch,
+            memory,
         })
     }
 
@@ -207,6 +244,9 @@ impl Session {
 
     /// One phrase on what is probed.
     pub fn probed(&self) -> String {
+        if self.discovery.sites.is_empty() {
+            return if self.watch.faults { "page faults traced" } else { "system calls traced" }.to_owned();
+        }
         let mut modules: Vec<String> = self
             .discovery
             .sites
@@ -253,12 +293,18 @@ impl Session {
     /// The kernel's tables can't be written.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.tracer.start()?;
+        if let Some(memory) = &mut self.memory {
+            // Faults that come meanwhile are recorded, and told apart from later ones.
+            memory.begin(&self.process)?;
+            self.tracer.set_late()?;
+        }
         self.started = Some(Instant::now());
         Ok(())
     }
 
-    /// Records until `limit` has passed, the target ends or executes another program, or `interrupt` is ready. Calls
-    /// `tick` about once a second with the time passed and the number of allocations so far.
+    /// Records until `limit` has passed, the target ends or executes another program, `interrupt` is ready, or `ends` is,
+    /// which tells that the target is held at its end. Calls `tick` about once a second with the time passed and the number
+    /// of events so far.
     ///
     /// # Errors
     /// The kernel's tables can't be read.
@@ -266,6 +312,7 @@ impl Session {
         &mut self,
         limit: Option<Duration>,
         interrupt: impl Future<Output = ()>,
+        ends: impl Future<Output = anyhow::Result<()>>,
         mut tick: impl FnMut(Duration, u64),
     ) -> anyhow::Result<TraceEnd> {
         let started = self.started.context("a trace must be started before it can run")?;
@@ -281,7 +328,7 @@ impl Session {
                 None => std::future::pending().await,
             }
         };
-        tokio::pin!(end, interrupt);
+        tokio::pin!(end, interrupt, ends);
         loop {
             let next = self.next_wake(started);
             tokio::select! {
@@ -300,18 +347,41 @@ impl Session {
                     let executed = self.drain()?;
                     return Ok(if executed { TraceEnd::TargetExecuted } else { TraceEnd::TargetExited });
                 }
+                ended = &mut ends => {
+                    ended?;
+                    let executed = self.drain()?;
+                    return Ok(if executed { TraceEnd::TargetExecuted } else { TraceEnd::TargetExited });
+                }
+                readable = calls(&mut self.memory) => readable?,
                 () = &mut end => return Ok(TraceEnd::Duration),
                 _ = housekeeping.tick() => {
                     self.refresh_wanted = true;
                     self.watch_rss();
-                    tick(started.elapsed(), self.tracer.counter(Counter::Allocations)?);
+                    if let Some(memory) = &mut self.memory {
+                        memory.watch(&self.process);
+                    }
+                    tick(started.elapsed(), self.events_seen()?);
                 }
                 () = tokio::time::sleep_until(next.into()) => {}
+            }
+            if let Some(memory) = &mut self.memory
+                && memory.drain(&self.process)
+            {
+                self.refresh_wanted = true;
             }
             self.sample_growth(started)?;
             self.refresh();
             self.sweeper.step();
         }
+    }
+
+    /// Events of the trace's kind so far.
+    fn events_seen(&self) -> anyhow::Result<u64> {
+        if self.watch.faults {
+            return Ok(self.tracer.counter(Counter::UserFaults)? + self.tracer.counter(Counter::KernelFaults)?);
+        }
+        let heap = !self.discovery.sites.is_empty();
+        Ok(self.tracer.counter(if heap { Counter::Allocations } else { Counter::Calls })?)
     }
 
     /// When something is due next.
@@ -377,82 +447,6 @@ impl Session {
             *last = now;
         }
     }
-
-    /// Ends recording, detaches, and reads what was found. Blocks younger than `older` are left out of the unfreed
-    /// ones.
-    ///
-    /// # Errors
-    /// The kernel's tables can't be read, or not a single call was seen while the target's memory grew.
-    pub fn finish(mut self, end: TraceEnd, older: Duration) -> anyhow::Result<Finished> {
-        let started = self.started.context("a trace must be started before it can end")?;
-        self.tracer.stop()?;
-        let now = monotonic_now()?;
-        let duration = started.elapsed();
-        self.watch_rss();
-        let _ = self.drain();
-        self.tracer.detach()?;
-        if self.process.is_alive() && end != TraceEnd::TargetExecuted {
-            let _ = self.modules.refresh(&self.process);
-        }
-        let functions = functions(&self.discovery);
-        let mut records = HashMap::new();
-        self.tracer.for_each_stack(|number, record| {
-            records.insert(number, *record);
-        })?;
-        let totals = self.tracer.totals(self.tracer.stack_count()?)?;
-        let mut live = LiveBlocks::new(now, older);
-        self.tracer.for_each_block(|_, block| live.add(block))?;
-        let function_of = |site: u16| Some(usize::from(site)).filter(|site| *site < functions.len());
-        let (stacks, imbalances) = stacks::assemble(&records, &totals, &live, &self.growth, duration, function_of);
-        let events = Events {
-            allocations: self.tracer.counter(Counter::Allocations)?,
-            frees: self.tracer.counter(Counter::Frees)?,
-            frees_unknown: self.tracer.counter(Counter::FreesUnknown)?,
-            nested: self.tracer.counter(Counter::Nested)?,
-            failed: self.tracer.counter(Counter::Failed)?,
-        };
-        self.refuse_blindness(&events)?;
-        let total = |rss: Rss| rss.anonymous + rss.file + rss.shared;
-        let profile = Profile {
-            process: Traced { pid: self.process.pid(), comm: self.process.comm().to_owned() },
-            duration,
-            end,
-            older,
-            functions,
-            stacks,
-            mappings: self.modules.mappings().to_vec(),
-            events,
-            losses: self.tracer.losses()?,
-            rss: self.rss.map(|(before, after)| (total(before), total(after))),
-        };
-        Ok(Finished { profile, modules: self.modules, imbalances })
-    }
-
-    /// Zero probe hits while anonymous memory grows is an error, never an empty result.
-    fn refuse_blindness(&self, events: &Events) -> anyhow::Result<()> {
-        let Some((before, after)) = self.rss else { return Ok(()) };
-        let grown = after.anonymous.saturating_sub(before.anonymous);
-        if events.allocations > 0 || events.frees > 0 || grown < UNSEEN_GROWTH {
-            return Ok(());
-        }
-        let others: Vec<String> = self
-            .discovery
-            .notes
-            .iter()
-            .filter(|note| matches!(note, target::Note::OtherAllocator { .. }))
-            .map(ToString::to_string)
-            .collect();
-        let why = if others.is_empty() {
-            "it gets its memory from the kernel directly, or from an allocator inside one of its modules".to_owned()
-        } else {
-            others.join("; ")
-        };
-        bail!(
-            "anonymous memory of process {} grew by {} KiB, but not one call of glibc's allocator was seen: {why}",
-            self.process.pid(),
-            grown >> 10
-        );
-    }
 }
 
 /// Where a virtual address of a module's file is in the target.
@@ -461,6 +455,32 @@ fn run_time_address(modules: &Modules, module: &Module, address: u64) -> Option<
         let code_address = module.code_address(code.mapping)?;
         Some(code.mapping.start.wrapping_sub(code_address).wrapping_add(address))
     })
+}
+
+/// Attaches what `watch` asks for.
+fn attach_memory(tracer: &mut Tracer, watch: Watch) -> anyhow::Result<Option<Memory>> {
+    if watch.faults || watch.space {
+        anyhow::ensure!(
+            kernel::in_initial_pid_namespace(),
+            "page faults and system calls can be traced from the initial pid namespace only: run memtrace on the host"
+        );
+    }
+    if watch.faults {
+        tracer.attach_faults()?;
+    }
+    if !watch.space {
+        return Ok(None);
+    }
+    tracer.attach_calls()?;
+    Ok(Some(Memory::new(tracer)?))
+}
+
+/// Ready when there are system calls to be taken.
+async fn calls(memory: &mut Option<Memory>) -> anyhow::Result<()> {
+    match memory {
+        Some(memory) => memory.readable().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Room to reserve for `used` entries and those to come.
@@ -496,26 +516,4 @@ pub fn attach_points(discovery: &Discovery) -> Vec<AttachPoint> {
             })
         })
         .collect()
-}
-
-fn functions(discovery: &Discovery) -> Vec<Function> {
-    discovery
-        .sites
-        .iter()
-        .map(|site| Function {
-            name: site.function.to_owned(),
-            module: discovery.modules.get(site.module).map_or_else(String::new, |module| module.name().to_owned()),
-        })
-        .collect()
-}
-
-/// `CLOCK_MONOTONIC` in nanoseconds, the clock of `bpf_ktime_get_ns`.
-fn monotonic_now() -> anyhow::Result<u64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure outlives the call.
-    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0 {
-        return Err(std::io::Error::last_os_error()).context("clock_gettime");
-    }
-    let nanoseconds = |value: i64| u64::try_from(value).unwrap_or(0);
-    Ok(nanoseconds(time.tv_sec) * 1_000_000_000 + nanoseconds(time.tv_nsec))
 }

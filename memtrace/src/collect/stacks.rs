@@ -4,11 +4,11 @@ use std::{collections::HashMap, time::Duration};
 
 use memtrace_common::{
     block::Block,
-    stack::{OVERFLOW_STACK, StackEnd, StackRecord, Totals},
+    stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK, StackEnd, StackRecord, Totals},
 };
 
 use super::growth::Growth;
-use crate::profile::{Amount, Stack};
+use crate::profile::{Amount, Leaf, Stack};
 
 /// Live blocks of one stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct Imbalance {
 /// Puts stacks together from what was read after the probes were detached, and lists those that do not balance.
 ///
 /// `records` are the stacks by number, `totals` is indexed by number, `function_of` gives the index of the function
-/// behind a site. Stacks without a single completed allocation are left out.
+/// behind a site: stacks of other sites, and those without a single completed allocation, are left out.
 pub fn assemble(
     records: &HashMap<u32, StackRecord>,
     totals: &[Totals],
@@ -79,6 +79,12 @@ pub fn assemble(
     let mut stacks = Vec::new();
     let mut imbalances = Vec::new();
     for (number, totals) in (0u32..).zip(totals) {
+        // Stack 0 stands for all calls whose path is unknown; other numbers always have a record.
+        let record = records.get(&number).filter(|_| number != OVERFLOW_STACK);
+        let function = record.and_then(|record| function_of(record.site));
+        if number == OVERFLOW_TRACEPOINT_STACK || record.is_some() && function.is_none() {
+            continue;
+        }
         let allocated = Amount { bytes: totals.allocated_bytes, count: totals.allocated_count };
         let freed = Amount { bytes: totals.freed_bytes, count: totals.freed_count };
         let found = live.by_stack.get(&number).copied().unwrap_or_default();
@@ -92,10 +98,8 @@ pub fn assemble(
         if allocated.count == 0 {
             continue;
         }
-        // Stack 0 stands for all calls whose path is unknown; other numbers always have a record.
-        let record = records.get(&number).filter(|_| number != OVERFLOW_STACK);
         stacks.push(Stack {
-            function: record.and_then(|record| function_of(record.site)),
+            leaf: function.map_or(Leaf::Unknown, Leaf::Function),
             frames: record.map(frames).unwrap_or_default(),
             end: record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete),
             allocated,
@@ -103,12 +107,14 @@ pub fn assemble(
             unfreed: found.old,
             oldest: found.oldest.map(|time| Duration::from_nanos(live.end.saturating_sub(time))),
             growth: growth.series(number, duration, found.all.bytes),
+            resident: None,
         });
     }
     (stacks, imbalances)
 }
 
-fn frames(record: &StackRecord) -> Vec<u64> {
+/// A record's frames, innermost first.
+pub fn frames(record: &StackRecord) -> Vec<u64> {
     let mut frames: Vec<u64> = record.frames.iter().take(usize::from(record.len)).copied().collect();
     frames.reverse();
     frames
@@ -122,7 +128,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 #[allow(clippy::unwrap_used, clippy::expect_used)]
 mod tests {
     use super::*;
-    use memtrace_common::stack::MAX_FRAMES;
+    use memtrace_common::{site::special, stack::MAX_FRAMES};
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -148,21 +154,22 @@ mod tests {
     #[test]
     fn young_blocks_are_left_out_of_unfreed_only() {
         let mut live = LiveBlocks::new(100 * SECOND, Duration::from_secs(10));
-        live.add(&block(5, 89 * SECOND, 1));
-        live.add(&block(7, 90 * SECOND, 1));
-        live.add(&block(11, 91 * SECOND, 1));
-        let records = HashMap::from([(1, record(3, &[8, 9]))]);
+        live.add(&block(5, 89 * SECOND, 2));
+        live.add(&block(7, 90 * SECOND, 2));
+        live.add(&block(11, 91 * SECOND, 2));
+        // The last is not of an allocator function.
+        let records = HashMap::from([(2, record(3, &[8, 9])), (3, record(special::FAULT, &[8]))]);
         let (stacks, imbalances) = assemble(
             &records,
-            &[Totals::default(), totals((30, 4), (7, 1))],
+            &[Totals::default(), totals((4096, 1), (0, 0)), totals((30, 4), (7, 1)), totals((4096, 1), (0, 0))],
             &live,
             &Growth::default(),
             Duration::from_secs(50),
-            |site| Some(usize::from(site)),
+            |site| (site < 9).then_some(usize::from(site)),
         );
         assert!(imbalances.is_empty(), "{imbalances:?}");
         assert_eq!(stacks.len(), 1);
-        assert_eq!(stacks[0].function, Some(3));
+        assert_eq!(stacks[0].leaf, Leaf::Function(3));
         assert_eq!(stacks[0].frames, vec![9, 8], "innermost first");
         assert_eq!(stacks[0].end, StackEnd::Depth);
         assert_eq!(stacks[0].unfreed, Amount { bytes: 12, count: 2 });
@@ -173,16 +180,16 @@ mod tests {
     #[test]
     fn imbalance_is_reported() {
         let mut live = LiveBlocks::new(SECOND, Duration::ZERO);
-        live.add(&block(5, 0, 1));
+        live.add(&block(5, 0, 2));
         let (_, imbalances) = assemble(
             &HashMap::new(),
-            &[Totals::default(), totals((5, 2), (0, 0)), totals((0, 0), (4, 1))],
+            &[Totals::default(), Totals::default(), totals((5, 2), (0, 0)), totals((0, 0), (4, 1))],
             &live,
             &Growth::default(),
             Duration::from_secs(1),
             |_| None,
         );
-        assert_eq!(imbalances.iter().map(|i| i.stack).collect::<Vec<_>>(), vec![1, 2]);
+        assert_eq!(imbalances.iter().map(|i| i.stack).collect::<Vec<_>>(), vec![2, 3]);
     }
 
     #[test]
@@ -198,7 +205,7 @@ mod tests {
             |_| Some(0),
         );
         assert!(imbalances.is_empty());
-        assert_eq!(stacks[0].function, None);
+        assert_eq!(stacks[0].leaf, Leaf::Unknown);
         assert_eq!(stacks[0].unfreed, Amount { bytes: 64, count: 1 });
     }
 }

@@ -19,7 +19,7 @@ use memtrace_common::{
     loss::{Loss, LossCount},
     maps,
     settings::{Control, Run, Unwind, globals},
-    stack::{StackRecord, Totals},
+    stack::{FIRST_STACK, StackRecord, Totals},
 };
 
 use super::{
@@ -229,7 +229,7 @@ impl Tracer {
         };
         tracer.write_control(Control::Run, Run::Stopped as u64)?;
         tracer.write_control(Control::Unwind, settings.unwind as u64)?;
-        tracer.write_control(Control::NextStack, 1)?;
+        tracer.write_control(Control::NextStack, u64::from(FIRST_STACK))?;
         Ok(tracer)
     }
 

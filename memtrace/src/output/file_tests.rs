@@ -7,6 +7,7 @@ use std::{ffi::OsString, os::unix::fs::symlink};
 use super::*;
 use crate::{
     output::plan,
+    profile::Subject,
     view::{Which, sample},
 };
 
@@ -126,7 +127,7 @@ fn a_full_disk_stops_only_its_own_output() {
 fn every_planned_view_gets_its_file() {
     let directory = tempfile::tempdir().unwrap();
     let outputs = ["leak.svg", "leak.folded", "leak.json", "leak.txt"].map(|name| directory.path().join(name));
-    let planned = plan(&outputs, None, &Which::ALL).unwrap();
+    let planned = plan(&outputs, None, &Which::ALL, Subject::Heap).unwrap();
     let outputs = Outputs::prepare(&planned).unwrap();
     let options = ViewOptions { colour: true, ..ViewOptions::default() };
     for written in outputs.write(&sample::plain(), &options) {
@@ -157,7 +158,7 @@ fn every_planned_view_gets_its_file() {
 fn one_unusable_output_removes_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let outputs = ["good.svg", "missing/bad.svg"].map(|name| directory.path().join(name));
-    let planned = plan(&outputs, None, &[]).unwrap();
+    let planned = plan(&outputs, None, &[], Subject::Heap).unwrap();
     Outputs::prepare(&planned).unwrap_err();
     assert_eq!(names(directory.path()), Vec::<OsString>::new());
 }

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use crate::{
-    profile::TraceEnd,
-    view::{self, Coverage, Truncated},
+    profile::{Subject, TraceEnd},
+    view::{self, Coverage, Truncated, Which},
 };
 
 use super::{escape, units};
@@ -28,9 +28,9 @@ pub fn write(coverage: &Coverage, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
-    let mut lines = vec![("target", target(coverage)), ("probed", String::from("nothing"))];
-    if !coverage.probed.is_empty() {
-        lines.pop();
+    let mut lines = vec![("target", target(coverage))];
+    if coverage.probed.is_empty() && coverage.subject == Subject::Heap {
+        lines.push(("probed", "nothing".into()));
     }
     for (position, module) in coverage.probed.iter().enumerate() {
         let functions: Vec<_> = module.functions.iter().map(|function| escape::text(function)).collect();
@@ -86,6 +86,30 @@ fn target(coverage: &Coverage) -> String {
 }
 
 fn seen(coverage: &Coverage) -> String {
+    match coverage.subject {
+        Subject::Heap => seen_heap(coverage),
+        Subject::Faults => seen_faults(coverage),
+        Subject::Mappings => {
+            let calls = coverage.memory.as_ref().map_or(0, |memory| memory.calls);
+            format!("{} that change the address space", units::counted(calls, "system call"))
+        }
+    }
+}
+
+fn seen_faults(coverage: &Coverage) -> String {
+    let faults = coverage.memory.as_ref().and_then(|memory| memory.faults).unwrap_or_default();
+    let counted = match faults.counted {
+        Some(counted) => format!("; the kernel counted {counted}"),
+        None => String::new(),
+    };
+    format!(
+        "{} by the program, {} by the kernel for it{counted}",
+        units::counted(faults.user, "page fault"),
+        faults.kernel
+    )
+}
+
+fn seen_heap(coverage: &Coverage) -> String {
     let events = &coverage.events;
     format!(
         "{}, {} ({} of blocks from before the trace), {} (not counted), {}",
@@ -100,15 +124,21 @@ fn seen(coverage: &Coverage) -> String {
 fn totals(coverage: &Coverage) -> String {
     let allocated = coverage.allocated;
     let unfreed = coverage.unfreed;
+    let (did, is) = match coverage.subject {
+        Subject::Heap => ("allocated", "unfreed"),
+        Subject::Faults => ("touched", "resident"),
+        Subject::Mappings => ("mapped", "still mapped"),
+    };
+    let noun = |which| view::words(coverage.subject, which).noun;
     format!(
-        "{}{} B ({}) allocated in {}, {} B ({}) unfreed in {}",
+        "{}{} B ({}) {did} in {}, {} B ({}) {is} in {}",
         if coverage.lower_bound { "at least " } else { "" },
         allocated.bytes,
         units::bytes(allocated.bytes),
-        units::counted(allocated.count, "call"),
+        units::counted(allocated.count, noun(Which::All)),
         unfreed.bytes,
         units::bytes(unfreed.bytes),
-        units::counted(unfreed.count, "block"),
+        units::counted(unfreed.count, noun(Which::Unfreed)),
     )
 }
 

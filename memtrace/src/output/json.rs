@@ -5,8 +5,10 @@
 //!
 //! ```text
 //! schema           1
-//! view             "unfreed" | "all": what `bytes`, `count` and `share` of the stacks are about
-//! unit             "bytes" | "count": what the order and `share` are by
+//! subject          "heap" | "faults" | "mappings"
+//! view             "unfreed" ("resident" of faults, "mapped" of mappings) | "all": what `bytes`, `count` and `share` of
+//!                  the stacks are about
+//! unit             "bytes" | "count" | "pages": what the order and `share` are by
 //! total            {bytes, count}: sum over `stacks`
 //! lower_bound      true if blocks are missing from every total (see coverage.losses)
 //! stacks           call paths, the one that holds most first:
@@ -21,6 +23,7 @@
 //!   unfreed          {bytes, count}: its blocks still unfreed, and at least `older_ns` old
 //!   oldest_ns        age of the oldest of them at the end, or null
 //!   growth           its unfreed bytes at equally spaced moments, the last at the end; may be empty
+//!   resident         {anonymous, file, shared} in bytes: what of `unfreed` is in resident pages at the end, or null
 //!   growth_per_second  bytes per second over the second half of the trace, or null
 //! coverage
 //!   pid, comm        the traced process
@@ -46,7 +49,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::{
-    profile::{self, NamedProfile, TraceEnd},
+    profile::{self, NamedProfile, Subject, TraceEnd},
     view::{self, Coverage, LeakRow},
 };
 
@@ -58,7 +61,8 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
     let coverage = view::coverage(profile);
     let document = Document {
         schema: 1,
-        view: options.which.name(),
+        subject: subject(profile.subject),
+        view: view::words(profile.subject, options.which).view,
         unit: options.unit.name(),
         total: table.total.into(),
         lower_bound: coverage.lower_bound,
@@ -73,6 +77,7 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
 #[derive(Serialize)]
 struct Document<'a> {
     schema: u32,
+    subject: &'static str,
     view: &'static str,
     unit: &'static str,
     total: Amount,
@@ -107,6 +112,20 @@ struct Stack<'a> {
     oldest_ns: Option<u64>,
     growth: &'a [u64],
     growth_per_second: Option<f64>,
+    resident: Option<Resident>,
+}
+
+#[derive(Serialize)]
+struct Resident {
+    anonymous: u64,
+    file: u64,
+    shared: u64,
+}
+
+impl From<profile::Resident> for Resident {
+    fn from(resident: profile::Resident) -> Self {
+        Self { anonymous: resident.anonymous, file: resident.file, shared: resident.shared }
+    }
 }
 
 impl<'a> From<&LeakRow<'a>> for Stack<'a> {
@@ -125,6 +144,7 @@ impl<'a> From<&LeakRow<'a>> for Stack<'a> {
             oldest_ns: row.oldest.map(nanoseconds),
             growth: row.growth.series,
             growth_per_second: row.growth.per_second,
+            resident: stack.resident.map(Into::into),
         }
     }
 }
@@ -248,6 +268,14 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
             rss: coverage.rss.map(|rss| Rss { before: rss.before, after: rss.after, difference: rss.difference() }),
             missed_growth: coverage.missed_growth(),
         }
+    }
+}
+
+fn subject(subject: Subject) -> &'static str {
+    match subject {
+        Subject::Heap => "heap",
+        Subject::Faults => "faults",
+        Subject::Mappings => "mappings",
     }
 }
 

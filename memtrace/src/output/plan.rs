@@ -2,7 +2,7 @@
 //!
 //! - With one view asked for, every `-o` gets that view.
 //! - With both (`--all --unfreed`), every `-o FILE` becomes two files with the view's name before the extension:
-//!   `leak.svg` gives `leak.unfreed.svg` and `leak.all.svg`. Standard output gets both text tables, one after the
+//!   `leak.svg` gives `leak.unfreed.svg` and `leak.all.svg` (for other kinds of traces see [`words`]). Standard output gets both text tables, one after the
 //!   other; any other format there is an error, since two documents in one stream are none.
 //! - A file's extension tells its format. `--format` tells that of standard output and of files whose extension tells
 //!   nothing; without it, standard output gets text.
@@ -14,7 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::view::Which;
+use crate::{
+    profile::Subject,
+    view::{Which, words},
+};
 
 use super::{Format, FormatError, escape};
 
@@ -46,7 +49,7 @@ pub enum PlanError {
     Format(#[from] FormatError),
     /// Two views, one stream.
     #[error(
-        "--all and --unfreed in format {format} cannot both go to standard output; ask for one of them, or give a file \
+        "two views in format {format} cannot both go to standard output; ask for one of them, or give a file \
          with -o FILE.{extension}, which gets each in a file of its own",
         extension = format.extension()
     )]
@@ -82,7 +85,12 @@ pub enum PlanError {
 ///
 /// # Errors
 /// Unknown formats and contradictory options.
-pub fn plan(outputs: &[PathBuf], format: Option<Format>, views: &[Which]) -> Result<Vec<Planned>, PlanError> {
+pub fn plan(
+    outputs: &[PathBuf],
+    format: Option<Format>,
+    views: &[Which],
+    subject: Subject,
+) -> Result<Vec<Planned>, PlanError> {
     let mut wanted: Vec<Which> = views.to_vec();
     if wanted.is_empty() {
         wanted.push(Which::default());
@@ -118,7 +126,7 @@ pub fn plan(outputs: &[PathBuf], format: Option<Format>, views: &[Which]) -> Res
             planned.push(Planned {
                 target: Target::File(match wanted.len() {
                     1 => output.clone(),
-                    _ => view_path(output, *which),
+                    _ => view_path(output, words(subject, *which).view),
                 }),
                 format,
                 views: vec![*which],
@@ -135,10 +143,10 @@ pub fn plan(outputs: &[PathBuf], format: Option<Format>, views: &[Which]) -> Res
 }
 
 /// `leak.svg` with the view's name before its extension: `leak.unfreed.svg`.
-pub fn view_path(path: &Path, which: Which) -> PathBuf {
+fn view_path(path: &Path, view: &str) -> PathBuf {
     let mut name = OsString::from(path.file_stem().unwrap_or_default());
     name.push(".");
-    name.push(which.name());
+    name.push(view);
     if let Some(extension) = path.extension() {
         name.push(".");
         name.push(extension);
@@ -186,18 +194,18 @@ mod tests {
                     Target::Stdout => "-".into(),
                     Target::File(path) => path.display().to_string(),
                 };
-                let views: Vec<&str> = planned.views.iter().map(|which| which.name()).collect();
+                let views: Vec<&str> = planned.views.iter().map(|which| words(Subject::Heap, *which).view).collect();
                 format!("{target} {} {}", planned.format, views.join("+"))
             })
             .collect()
     }
 
     fn plan_of(outputs: &[&str], format: Option<Format>, views: &[Which]) -> Vec<String> {
-        summary(&plan(&paths(outputs), format, views).unwrap())
+        summary(&plan(&paths(outputs), format, views, Subject::Heap).unwrap())
     }
 
     fn error_of(outputs: &[&str], format: Option<Format>, views: &[Which]) -> PlanError {
-        plan(&paths(outputs), format, views).unwrap_err()
+        plan(&paths(outputs), format, views, Subject::Heap).unwrap_err()
     }
 
     #[test]
@@ -259,7 +267,7 @@ mod tests {
         use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
         let path = PathBuf::from(OsString::from_vec(b"d/\xff.svg".to_vec()));
-        let planned = plan(&[path], None, &BOTH).unwrap();
+        let planned = plan(&[path], None, &BOTH, Subject::Heap).unwrap();
         let Target::File(path) = &planned[0].target else {
             panic!("not a file");
         };

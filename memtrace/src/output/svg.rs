@@ -19,7 +19,7 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
     let subtitle = subtitle(&coverage, options.which);
     let lines = folded::lines(profile, options);
     if lines.is_empty() {
-        return write_empty(&title, &subtitle, options.which, out);
+        return write_empty(&title, &subtitle, view::words(profile.subject, options.which).nothing, out);
     }
     let total = lines.values().try_fold(0u64, |sum, value| sum.checked_add(*value));
     if total.is_none() {
@@ -31,29 +31,27 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
     graph.subtitle = Some(subtitle);
     graph.colors = Palette::Basic(BasicPalette::Mem);
     graph.deterministic = true;
-    graph.count_name = match (options.unit, options.which) {
-        (Unit::Bytes, _) => "bytes".into(),
-        (Unit::Count, Which::Unfreed) => "blocks".into(),
-        (Unit::Count, Which::All) => "calls".into(),
+    graph.count_name = match options.unit {
+        Unit::Bytes => "bytes".into(),
+        Unit::Count => format!("{}s", view::words(profile.subject, options.which).noun),
+        Unit::Pages => "pages".into(),
     };
     flamegraph::from_lines(&mut graph, lines.iter().map(String::as_str), out)
 }
 
 fn title(coverage: &Coverage, which: Which) -> String {
-    let what = match which {
-        Which::Unfreed => "Unfreed allocations",
-        Which::All => "All allocations",
-    };
+    let what = view::words(coverage.subject, which).title;
     let process = &coverage.process;
     format!("{what}: {} (pid {})", escape::folded(&process.comm), process.pid)
 }
 
 /// Totals, and what makes them doubtful, in one line.
 fn subtitle(coverage: &Coverage, which: Which) -> String {
-    let (total, noun) = match which {
-        Which::Unfreed => (coverage.unfreed, "block"),
-        Which::All => (coverage.allocated, "call"),
+    let total = match which {
+        Which::Unfreed => coverage.unfreed,
+        Which::All => coverage.allocated,
     };
+    let noun = view::words(coverage.subject, which).noun;
     let mut line = String::new();
     if coverage.lower_bound {
         line.push_str("at least ");
@@ -82,11 +80,7 @@ fn subtitle(coverage: &Coverage, which: Which) -> String {
 }
 
 /// Nothing to draw is a result too, and inferno has no picture for it.
-fn write_empty(title: &str, subtitle: &str, which: Which, out: &mut dyn Write) -> io::Result<()> {
-    let nothing = match which {
-        Which::Unfreed => "no unfreed allocations",
-        Which::All => "no allocations",
-    };
+fn write_empty(title: &str, subtitle: &str, nothing: &str, out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
         r##"<?xml version="1.0" encoding="UTF-8" standalone="no"?>

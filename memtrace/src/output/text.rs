@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    profile::NamedProfile,
+    profile::{NamedProfile, Resident, Subject},
     view::{self, Coverage, LeakRow, LeakTable, Unit, Which},
 };
 
@@ -47,22 +47,19 @@ fn write_table(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let style = Style(options.colour);
-    let (title, noun) = match table.which {
-        Which::Unfreed => ("Unfreed allocations", "block"),
-        Which::All => ("All allocations", "call"),
-    };
+    let view::Words { title, noun, .. } = view::words(table.subject, table.which);
     let order = match table.unit {
-        Unit::Bytes => "bytes",
+        Unit::Bytes => "byte",
         Unit::Count => noun,
+        Unit::Pages => "page",
     };
-    let order = order.trim_end_matches('s');
     writeln!(out, "{}", style.bold(&format!("{title}, call paths by {order}s")))?;
     if table.rows.is_empty() {
         return writeln!(out, "none");
     }
     let (shown, hidden) = table.rows.split_at(options.top.min(table.rows.len()));
-    let cells: Vec<Vec<String>> = std::iter::once(titles(table.which))
-        .chain(shown.iter().enumerate().map(|(position, row)| cells(table.which, position + 1, row)))
+    let cells: Vec<Vec<String>> = std::iter::once(titles(table))
+        .chain(shown.iter().enumerate().map(|(position, row)| cells(table, position + 1, row)))
         .collect();
     let widths = widths(&cells);
     for (position, line) in cells.iter().enumerate() {
@@ -71,7 +68,7 @@ fn write_table(
             None => writeln!(out, "{numbers}")?,
             Some(row) => {
                 writeln!(out, "{}", style.bold(&numbers))?;
-                write_path(shown[row].frames, style, out)?;
+                write_path(shown[row].frames, table.subject != Subject::Faults, style, out)?;
             }
         }
     }
@@ -98,15 +95,21 @@ fn write_table(
 }
 
 /// Numbers first, aligned right; the last column is aligned left.
-fn titles(which: Which) -> Vec<String> {
-    let titles: &[&str] = match which {
-        Which::Unfreed => &["rank", "bytes", "", "share", "blocks", "oldest", "growth"],
-        Which::All => &["rank", "bytes", "", "share", "calls", "unfreed bytes", ""],
+fn titles(table: &LeakTable<'_>) -> Vec<String> {
+    let noun = format!("{}s", view::words(table.subject, table.which).noun);
+    let own: &[&str] = match (table.subject, table.which) {
+        (Subject::Heap, Which::Unfreed) => &["oldest", "growth"],
+        (Subject::Heap, Which::All) => &["unfreed bytes", ""],
+        (Subject::Faults, Which::Unfreed) => &["kind"],
+        (Subject::Faults, Which::All) => &["resident pages", ""],
+        (Subject::Mappings, Which::Unfreed) => &["oldest", "resident"],
+        (Subject::Mappings, Which::All) => &["mapped bytes", ""],
     };
-    titles.iter().map(|title| (*title).to_owned()).collect()
+    let titles = ["rank", "bytes", "", "share", &noun].into_iter().chain(own.iter().copied());
+    titles.map(str::to_owned).collect()
 }
 
-fn cells(which: Which, rank: usize, row: &LeakRow<'_>) -> Vec<String> {
+fn cells(table: &LeakTable<'_>, rank: usize, row: &LeakRow<'_>) -> Vec<String> {
     let mut cells = vec![
         rank.to_string(),
         row.amount.bytes.to_string(),
@@ -114,19 +117,39 @@ fn cells(which: Which, rank: usize, row: &LeakRow<'_>) -> Vec<String> {
         units::percent(row.share),
         row.amount.count.to_string(),
     ];
-    match which {
-        Which::Unfreed => {
+    match (table.subject, table.which) {
+        (Subject::Heap, Which::Unfreed) => {
             cells.push(row.oldest.map(units::duration).unwrap_or_default());
             let rate = row.growth.per_second.map(units::rate).unwrap_or_default();
             let growth = format!("{}  {rate}", units::sparkline(row.growth.series));
             cells.push(growth.trim().to_owned());
         }
-        Which::All => {
+        (Subject::Faults, Which::Unfreed) => cells.push(row.stack.resident.map(kinds).unwrap_or_default()),
+        (Subject::Mappings, Which::Unfreed) => {
+            cells.push(row.oldest.map(units::duration).unwrap_or_default());
+            cells.push(row.stack.resident.map(|resident| units::bytes(resident.total())).unwrap_or_default());
+        }
+        (Subject::Heap | Subject::Mappings, Which::All) => {
             cells.push(row.stack.unfreed.bytes.to_string());
+            cells.push(String::new());
+        }
+        (Subject::Faults, Which::All) => {
+            cells.push(row.stack.unfreed.count.to_string());
             cells.push(String::new());
         }
     }
     cells
+}
+
+/// What the pages of a call path are: `anonymous`, or `anonymous 30.9 %, file 69.1 %`.
+fn kinds(resident: Resident) -> String {
+    let parts = [("anonymous", resident.anonymous), ("file", resident.file), ("shared", resident.shared)];
+    let there: Vec<(&str, u64)> = parts.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+    let name = |(name, bytes): &(&str, u64)| match there.len() {
+        1 => (*name).to_owned(),
+        _ => format!("{name} {}", units::percent(view::share(*bytes, resident.total()))),
+    };
+    there.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 fn widths(lines: &[Vec<String>]) -> Vec<usize> {
@@ -149,18 +172,20 @@ fn align(cells: &[String], widths: &[usize]) -> String {
     line
 }
 
-/// The headline, then every frame below the allocator function, innermost first. A headline that is the innermost frame
-/// is not repeated.
-fn write_path(frames: &[Arc<str>], style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let Some((leaf, callers)) = frames.split_last() else {
+/// The headline, then every frame, innermost first; the last of `frames` is not one of them if it is a function or system
+/// call that was called. A headline that is the innermost frame is not repeated.
+fn write_path(frames: &[Arc<str>], has_leaf: bool, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    let Some(last) = frames.last() else {
         return Ok(());
     };
-    let leaf = escape::text(leaf);
+    let callers = &frames[..frames.len() - usize::from(has_leaf)];
+    let leaf = escape::text(last);
     let mut rest = callers;
-    match view::headline(frames) {
+    match view::headline(frames, has_leaf) {
         Some(headline) => {
             let name = escape::text(&frames[headline]);
-            writeln!(out, "      {}  via {leaf}", style.bold(&name))?;
+            let via = if has_leaf { format!("  via {leaf}") } else { String::new() };
+            writeln!(out, "      {}{via}", style.bold(&name))?;
             if headline + 1 == callers.len() {
                 rest = &callers[..headline];
             }

@@ -1,5 +1,6 @@
 //! What a trace found, before names are given: stacks with their numbers, and what it takes to read them later.
 
+mod memory;
 mod named;
 
 use std::{path::PathBuf, time::Duration};
@@ -9,7 +10,8 @@ use memtrace_common::{
     stack::StackEnd,
 };
 
-pub use named::{NameProblem, NamedProfile, NamedStack, UNKNOWN_CALL_PATH};
+pub use memory::{FaultCounts, Memory, Resident};
+pub use named::{NameProblem, NamedProfile, NamedStack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,9 +36,24 @@ impl Amount {
     }
 }
 
+/// What a trace is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Subject {
+    /// Calls of the allocator: [`Stack::allocated`] is what they asked for, [`Stack::unfreed`] what of it was not freed.
+    #[default]
+    Heap,
+    /// Page faults: [`Stack::allocated`] are all faults (each counts as a page), [`Stack::unfreed`] are the pages that
+    /// became resident and still are.
+    Faults,
+    /// Address space: [`Stack::allocated`] is what was mapped, [`Stack::unfreed`] what of it is still mapped.
+    Mappings,
+}
+
 /// A finished trace of one process.
 #[derive(Clone, Debug)]
 pub struct Profile {
+    /// What the trace is about.
+    pub subject: Subject,
     /// The traced process.
     pub process: Process,
     /// How long events were recorded.
@@ -57,6 +74,8 @@ pub struct Profile {
     pub losses: Vec<(Loss, LossCount)>,
     /// Resident set at the start and at the end (the last known value if the process has exited), bytes.
     pub rss: Option<(u64, u64)>,
+    /// What was found out about the process's memory as a whole.
+    pub memory: Option<Memory>,
 }
 
 /// Who was traced.
@@ -93,10 +112,10 @@ pub struct Function {
 /// One distinct call stack and what it did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
-    /// Index in [`Profile::functions`] of the allocator function called: the leaf. `None` for the calls whose stack
-    /// could not be stored, whose path is unknown.
-    pub function: Option<usize>,
-    /// Return addresses, innermost (the caller of the allocator function) first.
+    /// What is at the leaf end.
+    pub leaf: Leaf,
+    /// Return addresses, innermost (the caller of the allocator function) first. With [`Leaf::Frame`], the innermost is the
+    /// address of the instruction plus 1.
     pub frames: Vec<u64>,
     /// How the walk ended at the root end.
     pub end: StackEnd,
@@ -110,6 +129,21 @@ pub struct Stack {
     pub oldest: Option<Duration>,
     /// Unfreed bytes at equally spaced moments of the trace, the last at its end; empty if the trace was too short.
     pub growth: Vec<u64>,
+    /// What of [`Self::unfreed`] is in resident pages at the end, if that was looked at.
+    pub resident: Option<Resident>,
+}
+
+/// The innermost end of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// The stack could not be stored: its path is unknown.
+    Unknown,
+    /// Not a stack: resident pages that no call path is known for.
+    Unattributed,
+    /// The function or system call that was called: an index in [`Profile::functions`].
+    Function(usize),
+    /// The innermost frame itself.
+    Frame,
 }
 
 /// What the probes saw.

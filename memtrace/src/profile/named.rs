@@ -7,14 +7,19 @@ use memtrace_common::{
     stack::StackEnd,
 };
 
-use super::{Amount, Events, Function, Imbalance, Process, TraceEnd, check_balance};
+use super::{Amount, Events, Function, Imbalance, Memory, Process, Resident, Subject, TraceEnd, check_balance};
+
+/// The only frame of pages that no call path is known for.
+pub const UNATTRIBUTED: &str = "[unattributed]";
 
 /// The only frame of calls whose stack could not be stored.
 pub const UNKNOWN_CALL_PATH: &str = "[unknown call path]";
 
 /// A [`super::Profile`] after symbolization. Stacks that got the same names are one stack here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NamedProfile {
+    /// What the trace is about.
+    pub subject: Subject,
     /// The traced process.
     pub process: Process,
     /// How long events were recorded.
@@ -33,6 +38,8 @@ pub struct NamedProfile {
     pub losses: Vec<(Loss, LossCount)>,
     /// Resident set at the start and at the end, bytes.
     pub rss: Option<(u64, u64)>,
+    /// What was found out about the process's memory as a whole.
+    pub memory: Option<Memory>,
     /// Modules whose addresses have no names, or worse ones than they could have.
     pub problems: Vec<NameProblem>,
 }
@@ -40,7 +47,7 @@ pub struct NamedProfile {
 /// One call path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedStack {
-    /// Root first, the allocator function last. A cut stack begins with the pseudo frame `[truncated: reason]`; calls
+    /// Root first; last the function or system call that was called, but for page faults the code that caused them. A cut stack begins with the pseudo frame `[truncated: reason]`; calls
     /// without a stored stack have the one frame [`UNKNOWN_CALL_PATH`]. Names come from the target's files: any
     /// characters can be in there, so escape before printing.
     pub frames: Vec<Arc<str>>,
@@ -58,6 +65,8 @@ pub struct NamedStack {
     pub oldest: Option<Duration>,
     /// Unfreed bytes at equally spaced moments of the trace, the last at its end; empty if the trace was too short.
     pub growth: Vec<u64>,
+    /// What of [`Self::unfreed`] is in resident pages at the end, if that was looked at.
+    pub resident: Option<Resident>,
 }
 
 /// A module whose addresses could not be named as well as they should.

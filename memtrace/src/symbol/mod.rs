@@ -49,6 +49,7 @@ pub fn name(profile: &Profile, progress: &mut dyn FnMut(usize, usize)) -> NamedP
         merged.add(path, stack);
     }
     NamedProfile {
+        subject: profile.subject,
         process: profile.process.clone(),
         duration: profile.duration,
         end: profile.end,
@@ -58,6 +59,7 @@ pub fn name(profile: &Profile, progress: &mut dyn FnMut(usize, usize)) -> NamedP
         events: profile.events,
         losses: profile.losses.clone(),
         rss: profile.rss,
+        memory: profile.memory.clone(),
         problems,
     }
 }
@@ -191,6 +193,7 @@ impl Merged {
                 unfreed: Default::default(),
                 oldest: None,
                 growth: Vec::new(),
+                resident: None,
             };
             self.stacks.push((path.clone(), empty));
             self.stacks.len() - 1
@@ -202,6 +205,9 @@ impl Merged {
         sum.unfreed = sum.unfreed.plus(stack.unfreed);
         sum.oldest = sum.oldest.max(stack.oldest);
         add_growth(&mut sum.growth, &stack.growth);
+        if let Some(resident) = stack.resident {
+            sum.resident = Some(sum.resident.unwrap_or_default().plus(resident));
+        }
     }
 
     fn finish(self, names: &Names) -> Vec<NamedStack> {

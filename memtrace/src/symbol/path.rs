@@ -2,7 +2,7 @@
 
 use memtrace_common::stack::StackEnd;
 
-use crate::profile::{Profile, Stack, UNKNOWN_CALL_PATH};
+use crate::profile::{Leaf, Profile, Stack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 
 use super::{
     Names,
@@ -47,9 +47,14 @@ fn starts_a_thread(function: &str) -> bool {
 
 /// Names a stack.
 pub fn name(profile: &Profile, stack: &Stack, places: &Places, located: &[Located], names: &mut Names) -> NamedPath {
-    let Some(function) = stack.function else {
-        return NamedPath { frames: vec![names.id(UNKNOWN_CALL_PATH)], truncated: None };
+    let placeholder = match stack.leaf {
+        Leaf::Unknown => Some(UNKNOWN_CALL_PATH),
+        Leaf::Unattributed => Some(UNATTRIBUTED),
+        Leaf::Function(_) | Leaf::Frame => None,
     };
+    if let Some(placeholder) = placeholder {
+        return NamedPath { frames: vec![names.id(placeholder)], truncated: None };
+    }
     let (frames, end) = cut(stack, places);
     let truncated = truncation(profile, frames, end, places, located, names);
     let mut path = Vec::with_capacity(frames.len() + 2);
@@ -67,10 +72,12 @@ pub fn name(profile: &Profile, stack: &Stack, places: &Places, located: &[Locate
             }
         }
     }
-    path.push(match profile.functions.get(function) {
-        Some(function) => names.id(&function.name),
-        None => names.id("[unknown allocator function]"),
-    });
+    if let Leaf::Function(function) = stack.leaf {
+        path.push(match profile.functions.get(function) {
+            Some(function) => names.id(&function.name),
+            None => names.id("[unknown allocator function]"),
+        });
+    }
     NamedPath { frames: path, truncated }
 }
 

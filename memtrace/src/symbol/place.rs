@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::profile::{Mapping, Profile};
+use crate::profile::{Leaf, Mapping, Profile};
 
 /// Every distinct return address of a profile, in order, with its place.
 pub struct Places {
@@ -32,7 +32,7 @@ impl Places {
         let mut addresses: Vec<u64> = profile
             .stacks
             .iter()
-            .filter(|stack| stack.function.is_some())
+            .filter(|stack| !matches!(stack.leaf, Leaf::Unknown | Leaf::Unattributed))
             .flat_map(|stack| stack.frames.iter().copied())
             .collect();
         addresses.sort_unstable();

@@ -7,7 +7,7 @@ use std::{hint::black_box, path::PathBuf, time::Duration};
 use memtrace_common::stack::StackEnd;
 
 use super::*;
-use crate::profile::{Amount, Events, Function, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH};
+use crate::profile::{Amount, Events, Function, Leaf, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH};
 
 #[inline(never)]
 fn outer(value: u64) -> u64 {
@@ -60,7 +60,8 @@ fn mappings() -> Vec<Mapping> {
 
 fn stack(frames: &[u64], end: StackEnd) -> Stack {
     Stack {
-        function: Some(0),
+        leaf: Leaf::Function(0),
+        resident: None,
         frames: frames.to_vec(),
         end,
         allocated: Amount { bytes: 100, count: 10 },
@@ -73,6 +74,8 @@ fn stack(frames: &[u64], end: StackEnd) -> Stack {
 
 fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
     Profile {
+        subject: Default::default(),
+        memory: None,
         process: Process { pid: 1, comm: "test".into() },
         duration: Duration::from_secs(10),
         end: TraceEnd::Duration,
@@ -310,7 +313,7 @@ fn stacks_with_the_same_names_are_merged() {
     younger.oldest = Some(Duration::from_secs(8));
     younger.growth = vec![1, 2, 3];
     let mut other_function = stack(&[outer_address()], StackEnd::Complete);
-    other_function.function = Some(1);
+    other_function.leaf = Leaf::Function(1);
     let stacks = vec![
         stack(&[outer_address()], StackEnd::Complete),
         younger,
@@ -332,7 +335,7 @@ fn stacks_with_the_same_names_are_merged() {
 #[test]
 fn calls_without_a_stack_are_one_pseudo_frame() {
     let mut lost = stack(&[], StackEnd::Complete);
-    lost.function = None;
+    lost.leaf = Leaf::Unknown;
     let named = named(&profile(vec![lost], Vec::new()));
     assert_eq!(frames(&named.stacks[0]), [UNKNOWN_CALL_PATH]);
     assert_eq!(named.stacks[0].truncated, None);

@@ -25,7 +25,7 @@ const MAX_ALIASES: usize = 8;
 /// What was found in a process.
 #[derive(Debug)]
 pub struct Discovery {
-    /// Where probes go: at least one.
+    /// Where probes go.
     pub sites: Vec<ProbeSite>,
     /// Every x86-64 ELF file that the process maps as code.
     pub modules: Vec<Module>,
@@ -135,6 +135,23 @@ pub fn discover(process: &Process) -> Result<Discovery, TargetError> {
 /// # Errors
 /// As [`discover`].
 pub fn discover_in(process: &Process, mappings: &[Mapping]) -> Result<Discovery, TargetError> {
+    let (discovery, others) = look(process, mappings)?;
+    if discovery.sites.is_empty() {
+        return Err(no_glibc(process, discovery, others));
+    }
+    Ok(discovery)
+}
+
+/// The modules of a process and its loader's hook, for traces that need no allocator: without sites and notes.
+///
+/// # Errors
+/// [`TargetError::Exited`], and what [`mappings::read`] returns.
+pub fn modules(process: &Process) -> Result<Discovery, TargetError> {
+    let (discovery, _) = look(process, &mappings::read(process)?)?;
+    Ok(Discovery { sites: Vec::new(), notes: Vec::new(), ..discovery })
+}
+
+fn look(process: &Process, mappings: &[Mapping]) -> Result<(Discovery, Others), TargetError> {
     let mut discovery = Discovery { sites: Vec::new(), modules: Vec::new(), loader: None, notes: Vec::new() };
     let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
     let mut others = Others::default();
@@ -160,10 +177,7 @@ pub fn discover_in(process: &Process, mappings: &[Mapping]) -> Result<Discovery,
         }
     }
     process.check_alive()?;
-    if discovery.sites.is_empty() {
-        return Err(no_glibc(process, discovery, others));
-    }
-    Ok(discovery)
+    Ok((discovery, others))
 }
 
 /// What explains that no glibc was found.

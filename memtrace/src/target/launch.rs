@@ -2,7 +2,8 @@
 //!
 //! The command runs under ptrace until its C library's code is mapped, which is before anything of that library can
 //! be called; there the caller attaches its probes. It then runs on to the program's entry point, where all libraries
-//! it was linked with are mapped, and is let go. If memtrace dies meanwhile the kernel lets it go too.
+//! it was linked with are mapped, and is let go: for good, or until it ends, where it is held once more so that its memory
+//! can be looked at. If memtrace dies meanwhile the kernel lets it go too.
 
 use std::{
     ffi::OsString,
@@ -40,6 +41,17 @@ pub struct Launched {
     pid: pid_t,
     /// Address of the program's entry point and the word that is there.
     entry: (u64, c_long),
+}
+
+/// What a command does that was let go until it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It runs.
+    Runs,
+    /// It is held at its end, with its memory intact.
+    Ending,
+    /// It has ended.
+    Ended(ExitStatus),
 }
 
 /// How far a held command ran.
@@ -187,6 +199,64 @@ impl Launched {
         self.request(libc::PTRACE_DETACH, 0, 0, "PTRACE_DETACH").map(drop)
     }
 
+    /// Lets the command go on until it ends ([`Self::progress`]).
+    ///
+    /// # Errors
+    /// ptrace refused.
+    pub fn release_until_end(&self) -> Result<(), LaunchError> {
+        let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC;
+        self.request(libc::PTRACE_SETOPTIONS, 0, options as usize, "PTRACE_SETOPTIONS")?;
+        self.request(libc::PTRACE_CONT, 0, 0, "resuming").map(drop)
+    }
+
+    /// Lets the command go on from where it is held at its end.
+    ///
+    /// # Errors
+    /// ptrace refused.
+    pub fn resume(&self) -> Result<(), LaunchError> {
+        self.request(libc::PTRACE_CONT, 0, 0, "resuming").map(drop)
+    }
+
+    /// What the command does now. To be called when it may have changed (`SIGCHLD`), by the thread that started it; hands
+    /// on the signals that were sent to the command.
+    ///
+    /// # Errors
+    /// ptrace refused, or the command was waited for elsewhere.
+    pub fn progress(&self) -> Result<Progress, LaunchError> {
+        use std::os::unix::process::ExitStatusExt as _;
+        loop {
+            let mut status = 0;
+            // SAFETY: the status outlives the call.
+            let changed = unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) };
+            if changed == 0 {
+                return Ok(Progress::Runs);
+            }
+            if changed < 0 {
+                let source = io::Error::last_os_error();
+                if source.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(LaunchError::Hold { what: "waiting", source });
+            }
+            if !libc::WIFSTOPPED(status) {
+                return Ok(Progress::Ended(ExitStatus::from_raw(status)));
+            }
+            let event = status >> 16;
+            // The first thread can end long before its process does.
+            if event == libc::PTRACE_EVENT_EXIT && ends_with_all_threads(self.pid) {
+                return Ok(Progress::Ending);
+            }
+            let signal = if event == 0 && self.is_delivery() { libc::WSTOPSIG(status) } else { 0 };
+            self.request(libc::PTRACE_CONT, 0, signal as usize, "resuming")?;
+        }
+    }
+
+    /// Whether the stop is for the delivery of a signal: there is none to hand on when the whole group was stopped.
+    fn is_delivery(&self) -> bool {
+        let mut information = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        self.request(libc::PTRACE_GETSIGINFO, 0, information.as_mut_ptr() as usize, "PTRACE_GETSIGINFO").is_ok()
+    }
+
     /// Ends the command, which has not begun its own work yet.
     pub fn kill(self) {
         // SAFETY: signals a child that has not been waited for, so that its id can't belong to another process.
@@ -215,6 +285,20 @@ impl Launched {
         }
         Ok(result)
     }
+}
+
+/// Whether a process whose first thread ends is ending as a whole: every other thread is about to be killed.
+fn ends_with_all_threads(pid: pid_t) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let others = tasks.flatten().filter(|task| task.file_name().to_str() != Some(&pid.to_string()));
+    others.into_iter().all(|task| {
+        // A thread that is gone by now was one of them.
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let pending = field("SigPnd:").and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(u64::MAX);
+        let ended = field("State:").is_none_or(|state| state.starts_with(['Z', 'X']));
+        ended || pending & 1 << (libc::SIGKILL - 1) != 0
+    })
 }
 
 /// Waits for the next change of state of a child: its wait status.
@@ -273,6 +357,47 @@ mod tests {
         launched.release().unwrap();
         let status = ExitStatus::from_raw(wait(pid as pid_t).unwrap());
         assert_eq!(status.code(), Some(7));
+    }
+
+    /// Calls `progress` until it says something else than that the command runs.
+    fn next(launched: &Launched) -> Progress {
+        loop {
+            match launched.progress().unwrap() {
+                Progress::Runs => std::thread::sleep(std::time::Duration::from_millis(1)),
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn is_held_at_its_end_with_its_memory() {
+        // The signal that it sends itself must reach it.
+        let mut launched = Launched::spawn(&argv(&["sh", "-c", "trap 'exit 9' USR1; kill -USR1 $$; exit 3"])).unwrap();
+        let pid = launched.pid();
+        assert_eq!(launched.run_to_entry().unwrap(), Reached::Entry);
+        launched.release_until_end().unwrap();
+        assert_eq!(next(&launched), Progress::Ending);
+        assert!(maps_libc(pid));
+        launched.release().unwrap();
+        let status = ExitStatus::from_raw(wait(pid as pid_t).unwrap());
+        assert_eq!(status.code(), Some(9));
+    }
+
+    #[test]
+    fn a_killed_command_has_ended() {
+        let mut launched = Launched::spawn(&argv(&["sleep", "1000"])).unwrap();
+        assert_eq!(launched.run_to_entry().unwrap(), Reached::Entry);
+        launched.release_until_end().unwrap();
+        // SAFETY: signals a child that has not been waited for.
+        unsafe { libc::kill(launched.pid() as pid_t, libc::SIGKILL) };
+        let ended = match next(&launched) {
+            Progress::Ending => {
+                launched.resume().unwrap();
+                next(&launched)
+            }
+            other => other,
+        };
+        assert!(matches!(ended, Progress::Ended(status) if status.signal() == Some(libc::SIGKILL)), "{ended:?}");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Mapping {
     pub executable: bool,
     /// Whether it can be written.
     pub writable: bool,
+    /// Whether what is written there is seen by others that map the file (`MAP_SHARED`).
+    pub shared: bool,
     /// File offset of `start`, bytes.
     pub offset: u64,
     /// The file.
@@ -129,6 +131,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
         end,
         writable: permissions[1] == b'w',
         executable: permissions[2] == b'x',
+        shared: permissions[3] == b's',
         offset,
         file: FileKey { device: (u32::try_from(hex(major)?).ok()?, u32::try_from(hex(minor)?).ok()?), inode },
         name: unescape(rest.trim_ascii_start()),
@@ -200,9 +203,10 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         assert_eq!(code.path(), Some(Path::new("/usr/bin/head")));
         assert_eq!(code.file_name(), "head");
         let heap = &mappings[2];
-        assert!(heap.writable && !heap.executable && !heap.has_file());
+        assert!(heap.writable && !heap.executable && !heap.shared && !heap.has_file());
         assert_eq!((heap.path(), heap.file_name().as_str()), (None, "[heap]"));
         let odd = &mappings[3];
+        assert!(odd.shared);
         assert_eq!(odd.name, Path::new("/tmp/a b  c\nd (deleted)"));
         assert_eq!(odd.path(), Some(Path::new("/tmp/a b  c\nd")));
         assert_eq!(odd.file_name(), "a b  c\nd");

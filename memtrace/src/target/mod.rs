@@ -2,7 +2,8 @@
 //!
 //! [`process`] opens the process and refuses what cannot be traced; [`mappings`] reads its memory map; [`module`] opens
 //! the files behind it, through the process's own namespaces; [`discover`](mod@discover) finds the allocator there and
-//! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for.
+//! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for. [`pages`] reads
+//! which pages of the process are resident.
 //!
 //! Nothing here needs more than read access to `/proc`, and nothing touches the target. Everything read (ELF files,
 //! `/proc` contents, names of symbols and processes) is taken for hostile: parsers are bounded and return errors, and
@@ -15,6 +16,7 @@ pub mod function;
 pub mod launch;
 pub mod mappings;
 pub mod module;
+pub mod pages;
 pub mod process;
 mod procfs;
 pub mod prologue;
@@ -24,6 +26,7 @@ pub use discover::{Discovery, LoaderHook, Note, discover, discover_in};
 pub use error::{ModuleProblem, TargetError};
 pub use mappings::Mapping;
 pub use module::Module;
+pub use pages::{PageKind, PageRange, Scan};
 pub use process::Process;
 pub use site::{ProbeRow, ProbeSite};
 

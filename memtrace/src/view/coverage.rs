@@ -4,15 +4,19 @@ use std::{collections::BTreeMap, time::Duration};
 
 use memtrace_common::stack::StackEnd;
 
-use crate::profile::{Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, TraceEnd};
+use crate::profile::{
+    Amount, Events, Function, Memory, NameProblem, NamedProfile, NamedStack, Process, Subject, TraceEnd,
+};
 
 /// RSS growth from which a trace without a single event is suspicious, bytes. A process that allocates nothing still
 /// moves by a few pages.
 const SUSPICIOUS_GROWTH: u64 = 1 << 20;
 
 /// Coverage of a trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Coverage {
+    /// What the trace is about.
+    pub subject: Subject,
     /// The traced process.
     pub process: Process,
     /// How long events were recorded.
@@ -43,6 +47,8 @@ pub struct Coverage {
     pub problems: Vec<NameProblem>,
     /// Resident set size, if it could be read.
     pub rss: Option<Rss>,
+    /// The process's memory as a whole.
+    pub memory: Option<Memory>,
 }
 
 /// Functions probed in one module.
@@ -104,7 +110,7 @@ impl Coverage {
     pub fn missed_growth(&self) -> Option<u64> {
         let rss = self.rss?;
         let growth = rss.after.saturating_sub(rss.before);
-        (self.events.allocations == 0 && growth >= SUSPICIOUS_GROWTH).then_some(growth)
+        (self.subject == Subject::Heap && self.events.allocations == 0 && growth >= SUSPICIOUS_GROWTH).then_some(growth)
     }
 }
 
@@ -128,6 +134,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         })
         .collect();
     Coverage {
+        subject: profile.subject,
         process: profile.process.clone(),
         duration: profile.duration,
         end: profile.end,
@@ -143,6 +150,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         truncated: truncated(&profile.stacks),
         problems: profile.problems.clone(),
         rss: profile.rss.map(|(before, after)| Rss { before, after }),
+        memory: profile.memory.clone(),
     }
 }
 

@@ -6,14 +6,53 @@ use std::sync::Arc;
 const LIBRARIES: [&str; 9] =
     ["std::", "__gnu_cxx::", "operator new", "alloc::", "core::", "hashbrown::", "__rust_", "__rdl_", "__rustc"];
 
-/// Position in `frames` (root first, the allocator function last) of the innermost frame that is neither the allocator
-/// function nor glue of a language's standard library, such as `operator new` or `alloc::raw_vec`. When every frame is
+/// The C library's functions that fill or map memory: who called them made it resident, or holds it.
+const PLUMBING: [&str; 23] = [
+    "memset",
+    "memcpy",
+    "memmove",
+    "memchr",
+    "strlen",
+    "strcpy",
+    "mmap",
+    "munmap",
+    "mremap",
+    "brk",
+    "sbrk",
+    "madvise",
+    "shmat",
+    "mlock",
+    "read",
+    "pread",
+    "readv",
+    "preadv",
+    "recv",
+    "recvfrom",
+    "recvmsg",
+    "syscall",
+    "sysmalloc",
+];
+
+/// Position in `frames` (root first) of the innermost frame that is neither the allocator function or system call, which
+/// is the last if `leaf` says so, nor glue of a language's standard library, such as `operator new` or `alloc::raw_vec`. When every frame is
 /// glue, the innermost one below the allocator function; `None` when there is none.
-pub fn headline(frames: &[Arc<str>]) -> Option<usize> {
-    let callers = frames.len().checked_sub(1)?;
+pub fn headline(frames: &[Arc<str>], leaf: bool) -> Option<usize> {
+    let callers = frames.len().checked_sub(usize::from(leaf))?;
     let innermost = callers.checked_sub(1)?;
-    let useful = frames[..callers].iter().rposition(|frame| !is_glue(frame) && !frame.starts_with("[truncated: "));
+    let useful = frames[..callers]
+        .iter()
+        .rposition(|frame| !is_glue(frame) && !is_plumbing(frame) && !frame.starts_with("[truncated: "));
     useful.or((!frames[innermost].starts_with("[truncated: ")).then_some(innermost))
+}
+
+/// Whether a function only fills or maps memory: `memset`, `__memset_avx2_unaligned_erms`, `__GI___mmap64`.
+fn is_plumbing(frame: &str) -> bool {
+    let mut name = frame.split('@').next().unwrap_or(frame);
+    for prefix in ["__GI_", "__", "libc_"] {
+        name = name.strip_prefix(prefix).unwrap_or(name);
+    }
+    let name = name.strip_suffix("64").unwrap_or(name);
+    PLUMBING.iter().any(|known| name == *known || name.strip_prefix(known).is_some_and(|rest| rest.starts_with('_')))
 }
 
 fn is_glue(frame: &str) -> bool {
@@ -55,7 +94,7 @@ mod tests {
 
     fn of<'a>(frames: &'a [&'a str]) -> Option<&'a str> {
         let shared: Vec<Arc<str>> = frames.iter().map(|frame| (*frame).into()).collect();
-        headline(&shared).map(|position| frames[position])
+        headline(&shared, true).map(|position| frames[position])
     }
 
     #[test]
@@ -91,6 +130,14 @@ mod tests {
             ]),
             Some("app::read")
         );
+    }
+
+    #[test]
+    fn plumbing_is_skipped() {
+        assert_eq!(of(&["main", "map_page", "__GI___mmap64", "mmap"]), Some("map_page"));
+        assert_eq!(of(&["main", "fill", "__memset_avx2_unaligned_erms", "page"]), Some("fill"));
+        assert_eq!(of(&["main", "load", "__GI___libc_read", "page"]), Some("load"));
+        assert_eq!(of(&["main", "memsettle", "page"]), Some("memsettle"));
     }
 
     #[test]

@@ -2,13 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::profile::{Amount, NamedProfile, NamedStack};
+use crate::profile::{Amount, NamedProfile, NamedStack, Subject};
 
 use super::{Unit, Which, share};
 
 /// Call paths, the one that holds most first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeakTable<'a> {
+    /// What the trace is about.
+    pub subject: Subject,
     /// Which allocations are counted.
     pub which: Which,
     /// What the ranking and the shares are by.
@@ -65,7 +67,7 @@ pub fn leaks(profile: &NamedProfile, unit: Unit, which: Which) -> LeakTable<'_> 
         .collect();
     let other = match unit {
         Unit::Bytes => Unit::Count,
-        Unit::Count => Unit::Bytes,
+        Unit::Count | Unit::Pages => Unit::Bytes,
     };
     rows.sort_by(|a, b| {
         unit.of(b.amount)
@@ -73,7 +75,7 @@ pub fn leaks(profile: &NamedProfile, unit: Unit, which: Which) -> LeakTable<'_> 
             .then_with(|| other.of(b.amount).cmp(&other.of(a.amount)))
             .then_with(|| a.frames.cmp(b.frames))
     });
-    LeakTable { which, unit, total, rows }
+    LeakTable { subject: profile.subject, which, unit, total, rows }
 }
 
 /// Sample i of n was taken at (i + 1) / n of the trace. The second half begins at the first sample taken at half of it

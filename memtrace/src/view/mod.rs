@@ -8,19 +8,23 @@
 mod coverage;
 mod headline;
 mod leaks;
+mod words;
 
 use std::{fmt, sync::Arc};
+
+use memtrace_common::fault::PAGE;
 
 use crate::profile::{Amount, NamedProfile, NamedStack};
 
 pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Truncated, coverage};
 pub use headline::headline;
 pub use leaks::{Growth, LeakRow, LeakTable, leaks};
+pub use words::{Words, words};
 
-/// Which allocations a table is about.
+/// Which allocations (or faults, or mappings) a table is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Which {
-    /// Allocated during the trace, still unfreed at its end.
+    /// Allocated during the trace, still unfreed at its end (resident; mapped).
     #[default]
     Unfreed,
     /// All allocations during the trace, frees not subtracted.
@@ -31,26 +35,12 @@ impl Which {
     /// Every value, in order.
     pub const ALL: [Self; 2] = [Self::Unfreed, Self::All];
 
-    /// The name used in options, file names and machine-readable output.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Unfreed => "unfreed",
-            Self::All => "all",
-        }
-    }
-
     /// The part of a call path's numbers that counts.
     pub const fn of(self, stack: &NamedStack) -> Amount {
         match self {
             Self::Unfreed => stack.unfreed,
             Self::All => stack.allocated,
         }
-    }
-}
-
-impl fmt::Display for Which {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
     }
 }
 
@@ -62,17 +52,20 @@ pub enum Unit {
     Bytes,
     /// Blocks (unfreed) or calls (all).
     Count,
+    /// Bytes in pages of 4 KiB, rounded up.
+    Pages,
 }
 
 impl Unit {
     /// Every value, in order.
-    pub const ALL: [Self; 2] = [Self::Bytes, Self::Count];
+    pub const ALL: [Self; 3] = [Self::Bytes, Self::Count, Self::Pages];
 
     /// The name used in options and machine-readable output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
             Self::Count => "count",
+            Self::Pages => "pages",
         }
     }
 
@@ -81,6 +74,7 @@ impl Unit {
         match self {
             Self::Bytes => amount.bytes,
             Self::Count => amount.count,
+            Self::Pages => amount.bytes.div_ceil(PAGE),
         }
     }
 }

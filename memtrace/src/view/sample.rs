@@ -8,7 +8,7 @@ use memtrace_common::{
 };
 
 use crate::profile::{
-    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, TraceEnd, UNKNOWN_CALL_PATH,
+    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, Subject, TraceEnd, UNKNOWN_CALL_PATH,
 };
 
 pub fn amount(bytes: u64, count: u64) -> Amount {
@@ -30,6 +30,7 @@ pub fn stack(frames: &[&str], allocated: Amount, unfreed: Amount) -> NamedStack 
         unfreed,
         oldest: (unfreed.count != 0).then(|| Duration::from_millis(58_250)),
         growth: Vec::new(),
+        resident: None,
     }
 }
 
@@ -45,6 +46,7 @@ pub fn plain() -> NamedProfile {
     let path = |inner: &[&'static str]| [&root[..], inner].concat();
     let megabyte = 1 << 20;
     NamedProfile {
+        subject: Subject::Heap,
         process: Process { pid: 4242, comm: "server".into() },
         duration: Duration::from_secs(60),
         end: TraceEnd::Duration,
@@ -94,6 +96,7 @@ pub fn plain() -> NamedProfile {
         events: Events { allocations: 702_047, frees: 700_900, frees_unknown: 90, nested: 12, failed: 0 },
         losses: Vec::new(),
         rss: Some((412 * megabyte, 530 * megabyte + megabyte / 2)),
+        memory: None,
         problems: Vec::new(),
     }
 }

@@ -86,7 +86,7 @@ async fn run(program: &Program) -> Taken {
     let pid = libc::pid_t::try_from(launched.pid()).expect("a pid");
     launched.release().expect("the program goes on");
     let waited = thread::spawn(move || wait(pid).expect("the program can be waited for"));
-    session.run(None, std::future::pending(), |_, _| ()).await.expect("the trace runs");
+    session.run(None, std::future::pending(), std::future::pending(), |_, _| ()).await.expect("the trace runs");
     let status = waited.join().expect("the waiting thread");
     assert_eq!(status, 0, "{} failed with wait status {status:#x}", program.name);
     ended.store(true, Ordering::Release);

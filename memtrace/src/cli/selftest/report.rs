@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::{
     cli::workload::{FunctionTruth, Truth},
     collect::stacks::Imbalance,
-    profile::Profile,
+    profile::{Leaf, Profile},
 };
 
 /// Number of the JSON document's form: members are renamed or change their meaning only with a new number.
@@ -92,7 +92,10 @@ impl Exactness {
                 unfreed_count: stack.unfreed.count,
             };
             total.seen.add(seen);
-            let row = stack.function.and_then(|index| functions.get_mut(index)).unwrap_or(&mut unknown);
+            let row = match stack.leaf {
+                Leaf::Function(index) => functions.get_mut(index).unwrap_or(&mut unknown),
+                Leaf::Unknown | Leaf::Unattributed | Leaf::Frame => &mut unknown,
+            };
             row.seen.add(seen);
         }
         functions.push(unknown);
@@ -283,7 +286,8 @@ mod tests {
 
     fn profile() -> Profile {
         let stack = |index: usize, times: u64| Stack {
-            function: Some(index),
+            leaf: Leaf::Function(index),
+            resident: None,
             frames: vec![1],
             end: StackEnd::Complete,
             allocated: Amount { bytes: 100 * times, count: 10 * times },
@@ -293,6 +297,8 @@ mod tests {
             growth: Vec::new(),
         };
         Profile {
+            subject: Default::default(),
+            memory: None,
             process: Process { pid: 1, comm: "x".into() },
             duration: Duration::from_secs(1),
             end: TraceEnd::Interrupted,
@@ -337,11 +343,11 @@ mod tests {
     #[test]
     fn calls_of_others_are_not_overlooked() {
         let mut unknown = profile();
-        unknown.stacks.push(Stack { function: None, ..unknown.stacks[0].clone() });
+        unknown.stacks.push(Stack { leaf: Leaf::Unknown, ..unknown.stacks[0].clone() });
         assert!(!compare(&unknown).is_exact());
         assert_eq!(compare(&unknown).functions.last().unwrap().name, "[unknown call path]");
         let mut other = profile();
-        other.stacks.push(Stack { function: Some(6), ..other.stacks[0].clone() });
+        other.stacks.push(Stack { leaf: Leaf::Function(6), ..other.stacks[0].clone() });
         assert!(!compare(&other).is_exact());
     }
 

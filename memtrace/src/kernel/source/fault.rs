@@ -1,7 +1,7 @@
 //! Page faults of the target.
 
 use memtrace_common::{
-    fault::{CHUNK_PAGES, Chunk, ChunkKey, PageRecord},
+    fault::{Chunk, ChunkKey},
     maps,
     settings::Control,
 };
@@ -29,33 +29,14 @@ impl Tracer {
         self.write_control(Control::Late, 1)
     }
 
-    /// Everything recorded of pages.
+    /// What was recorded of pages: the numbers of chunks and their content, ascending.
     ///
     /// # Errors
     /// The table can't be read.
-    pub fn page_records(&self) -> Result<PageRecords, KernelError> {
+    pub fn page_records(&self) -> Result<Vec<(u64, Chunk)>, KernelError> {
         let mut chunks = Vec::new();
         self.for_each(maps::PAGES, |key: &ChunkKey, chunk: &Chunk| chunks.push((key.chunk, *chunk)))?;
         chunks.sort_unstable_by_key(|(number, _)| *number);
-        Ok(PageRecords { chunks })
-    }
-}
-
-/// What was recorded of pages: 8 bytes a page, in the chunks in which the kernel side keeps them.
-#[derive(Debug, Default)]
-pub struct PageRecords {
-    /// Sorted by number.
-    chunks: Vec<(u64, Chunk)>,
-}
-
-impl PageRecords {
-    /// Page numbers (address divided by the page size) with their records, in rising order; pages without a fault are
-    /// left out.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, PageRecord)> {
-        self.chunks.iter().flat_map(|(number, chunk)| {
-            let first = number * CHUNK_PAGES as u64;
-            let pages = (first..).zip(&chunk.pages).filter(|(_, packed)| **packed != 0);
-            pages.map(|(page, packed)| (page, PageRecord::unpack(*packed)))
-        })
+        Ok(chunks)
     }
 }

@@ -1,0 +1,129 @@
+//! What is recorded of a target's memory as a whole: the system calls that change its address space, and which pages are
+//! resident before and after.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::{
+    collect::space::Space,
+    kernel::{Tracer, source::call::Calls},
+    target::{
+        Process, TargetError, mappings,
+        pages::{self, Rollup, Scan},
+    },
+};
+
+/// Shortest time between two looks at the resident pages while the trace runs: should the target end on its own, the last
+/// look is what there is.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Of how much of the time the looking may take: one part in so many.
+const SHARE: u32 = 50;
+
+/// What was resident at one moment.
+pub struct Snapshot {
+    /// The kernel's own sums, read right after the scan.
+    pub rollup: Rollup,
+    /// The pages.
+    pub scan: Scan,
+    /// Page faults of the process so far, as the kernel counts them.
+    pub faults: u64,
+}
+
+impl Snapshot {
+    /// Looks at the process now.
+    ///
+    /// # Errors
+    /// It has ended, or may not be looked at.
+    pub fn take(process: &Process) -> Result<Self, TargetError> {
+        let faults = pages::fault_counts(process)?.total();
+        let scan = pages::scan(process, &mappings::read(process)?)?;
+        let rollup = pages::rollup(process)?;
+        Ok(Self { rollup, scan, faults })
+    }
+}
+
+/// The memory of a target that is being traced.
+pub struct Memory {
+    calls: AsyncFd<Calls>,
+    space: Space,
+    before: Option<Snapshot>,
+    last: Option<Snapshot>,
+    next: Instant,
+}
+
+impl Memory {
+    /// Takes over the stream of system calls.
+    ///
+    /// # Errors
+    /// It can't be waited for.
+    pub fn new(tracer: &mut Tracer) -> anyhow::Result<Self> {
+        let calls = tracer.take_calls()?.context("the stream of system calls was taken before")?;
+        // SAFETY: the stream owns its descriptor and moves into the AsyncFd, which closes it after deregistering.
+        let calls = unsafe { AsyncFd::register_with_interest(calls, Interest::READABLE) }
+            .context("system calls can't be waited for")?;
+        Ok(Self { calls, space: Space::default(), before: None, last: None, next: Instant::now() })
+    }
+
+    /// Looks at what is there at the start. Recording has begun.
+    ///
+    /// # Errors
+    /// The target's pages can't be looked at.
+    pub fn begin(&mut self, process: &Process) -> Result<(), TargetError> {
+        let mappings = mappings::read(process)?;
+        self.space.begin(&mappings);
+        self.before = Some(Snapshot::take(process)?);
+        self.next = Instant::now() + PAUSE;
+        Ok(())
+    }
+
+    /// Ready when there are system calls to be taken.
+    ///
+    /// # Errors
+    /// The stream fails.
+    pub async fn readable(&mut self) -> anyhow::Result<()> {
+        self.calls.readable_mut().await.context("system calls")?.clear_ready();
+        Ok(())
+    }
+
+    /// Takes all system calls there are; whether one of them mapped or unmapped code.
+    pub fn drain(&mut self, process: &Process) -> bool {
+        let mut code = false;
+        while let Some(event) = self.calls.get_mut().next_call() {
+            code |= self.space.apply(&event, |address| length_at(process, address)).code;
+        }
+        code
+    }
+
+    /// Looks at the resident pages if that is due.
+    pub fn watch(&mut self, process: &Process) {
+        let now = Instant::now();
+        if now < self.next {
+            return;
+        }
+        if let Ok(snapshot) = Snapshot::take(process) {
+            self.last = Some(snapshot);
+        }
+        self.next = Instant::now() + PAUSE.max(now.elapsed() * SHARE);
+    }
+
+    /// Looks at what is there at the end, if the target still is.
+    pub fn end(&mut self, process: &Process) {
+        match Snapshot::take(process) {
+            Ok(snapshot) => self.last = Some(snapshot),
+            Err(error) => tracing::info!("the pages at the end could not be looked at: {error}"),
+        }
+    }
+
+    /// The address space, and what was resident before and at the last look.
+    pub fn finish(self) -> (Space, Option<Snapshot>, Option<Snapshot>) {
+        (self.space, self.before, self.last)
+    }
+}
+
+/// How long the mapping that begins at an address is.
+fn length_at(process: &Process, address: u64) -> Option<u64> {
+    let mappings = mappings::read(process).ok()?;
+    mappings.iter().find(|mapping| mapping.start == address).map(|mapping| mapping.end - mapping.start)
+}

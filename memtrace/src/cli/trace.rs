@@ -1,0 +1,232 @@
+//! What all tracing commands do: attach or start, record, name the addresses, write the outputs.
+
+use std::{
+    ffi::OsString,
+    future,
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use memtrace_common::settings::Unwind;
+
+use super::{
+    FAILURE, UsageError, colour,
+    launch::{self, Command},
+    options::{budget, format, seconds, unwind},
+    progress::Progress,
+    session::{Ask, Finished, Options, Probes, Session, Watch},
+    signals::Interrupt,
+};
+use crate::{
+    kernel::budget::{Budget, DEFAULT_MIB, Uses},
+    output::{self, Format, Outputs, ViewOptions, Written},
+    profile::{NamedProfile, Subject, TraceEnd},
+    symbol,
+    target::Process,
+    view::{self, Unit, Which},
+};
+
+/// Options of all tracing commands.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "command"]))]
+pub struct Common {
+    /// Process to trace
+    #[arg(short, long, value_name = "PID")]
+    pid: Option<u32>,
+    /// How long to trace [default: until Ctrl-C or the end of the process]
+    #[arg(short, long, value_name = "SECS", value_parser = seconds)]
+    duration: Option<Duration>,
+    /// Writes to FILE, in the format of its extension (.folded, .svg, .json, .txt), or to standard output with "-"; may be
+    /// given many times. With two views, FILE becomes two files, with the view's name before the extension
+    #[arg(short, long, value_name = "FILE")]
+    output: Vec<PathBuf>,
+    /// Format of standard output and of files without a known extension: text, folded, svg or json
+    #[arg(long, value_parser = format, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// Most call paths in the table
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    top: usize,
+    /// How stacks are walked: auto (by unwind tables, and by frame pointers in code that has none), dwarf (by unwind
+    /// tables only) or fp (by frame pointers only)
+    #[arg(long, value_parser = unwind, default_value = "auto", value_name = "HOW")]
+    unwind: Unwind,
+    /// Memory for the kernel side's tables, MiB
+    #[arg(long, value_name = "MIB", value_parser = budget, default_value_t = DEFAULT_MIB)]
+    memory_budget: u32,
+    /// Does not look at the process's memory as a whole: no split of its RSS at the end
+    #[arg(long)]
+    no_reconcile: bool,
+    /// Bits of the stack hash to ignore, so that tests can make stacks collide
+    #[arg(long, hide = true, default_value_t = 0)]
+    hash_ignore: u64,
+    /// Command to start and trace; its exit status becomes memtrace's
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// One command's trace.
+pub struct Job {
+    /// The options that it shares with the others.
+    pub common: Common,
+    /// What the trace is about.
+    pub subject: Subject,
+    /// The views asked for; empty for the default one.
+    pub views: Vec<Which>,
+    /// What is counted.
+    pub unit: Unit,
+    /// Programs on the allocator.
+    pub probes: Probes,
+    /// What is recorded of the process's memory as a whole, whether or not it is reconciled.
+    pub watch: Watch,
+    /// What the profile is asked to hold.
+    pub ask: Ask,
+}
+
+/// The views that two options ask for.
+pub fn views(unfreed: bool, all: bool) -> Vec<Which> {
+    let asked = [(unfreed, Which::Unfreed), (all, Which::All)];
+    asked.into_iter().filter_map(|(asked, which)| asked.then_some(which)).collect()
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever prevents a result.
+pub fn run(job: &Job) -> anyhow::Result<ExitCode> {
+    let common = &job.common;
+    let planned = output::plan(&common.output, common.format, &job.views, job.subject)
+        .map_err(|error| UsageError(error.to_string()))?;
+    let outputs = Outputs::prepare(&planned)?;
+    // Signals, timers and draining take one thread; a command must be held by the thread that started it.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime can't be started")?;
+    if common.command.is_empty() {
+        runtime.block_on(trace_process(job, outputs))
+    } else {
+        runtime.block_on(trace_command(job, outputs))
+    }
+}
+
+fn options(job: &Job) -> Options {
+    let common = &job.common;
+    let uses = Uses { blocks: job.probes != Probes::None, pages: job.watch.faults };
+    Options {
+        budget: Budget::for_uses(common.memory_budget, uses),
+        unwind: common.unwind,
+        hash_ignore: common.hash_ignore,
+        watch: Watch { space: job.watch.space || !common.no_reconcile, ..job.watch },
+    }
+}
+
+async fn trace_process(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> {
+    let pid = job.common.pid.context("no process was named")?;
+    let process = Process::open(pid)?;
+    let mut interrupt = Interrupt::install()?;
+    let mut session = Session::attach(process, None, &options(job), job.probes)?;
+    session.start()?;
+    let end = record(job, &mut session, &mut interrupt, future::pending()).await?;
+    let complete = report(job, session.finish(end, &job.ask)?, outputs)?.1;
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILURE) })
+}
+
+async fn trace_command(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> {
+    let mut interrupt = Interrupt::install()?;
+    let (mut session, mut command) = launch::start(&job.common.command, &options(job), job.probes)?;
+    let end = record(job, &mut session, &mut interrupt, command.ends()).await?;
+    let finished = session.finish(end, &job.ask);
+    if end == TraceEnd::TargetExited {
+        command.let_end();
+    }
+    let (named, complete) = report(job, finished?, outputs)?;
+    eprintln!("{}", summary(&named));
+    if end != TraceEnd::TargetExited {
+        eprintln!("memtrace: the command goes on; waiting for its end");
+    }
+    let status = Command::wait(command, &mut interrupt).await?;
+    Ok(if complete { status } else { ExitCode::from(FAILURE) })
+}
+
+async fn record(
+    job: &Job,
+    session: &mut Session,
+    interrupt: &mut Interrupt,
+    ends: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<TraceEnd> {
+    let duration = job.common.duration;
+    let mut progress = Progress::tracing();
+    let pid = session.process().pid();
+    let until = if duration.is_some() { "" } else { "; Ctrl-C ends the trace" };
+    // Tests and scripts wait for this line: recording has begun.
+    eprintln!("tracing {:?} (pid {pid}): {}{until}", session.process().comm(), session.probed());
+    let noun = match job.subject {
+        Subject::Heap => "allocations",
+        Subject::Faults => "page faults",
+        Subject::Mappings => "system calls",
+    };
+    let tick = |passed, events| progress.tick(passed, duration, events, noun);
+    let end = session.run(duration, interrupt.wait(), ends, tick).await?;
+    progress.clear();
+    Ok(end)
+}
+
+/// Names the addresses and writes every output. The second value tells whether everything is there and true.
+fn report(job: &Job, finished: Finished, outputs: Outputs) -> anyhow::Result<(NamedProfile, bool)> {
+    let mut progress = Progress::naming();
+    let named = symbol::name(&finished.profile, &mut |done, total| progress.count(done, total));
+    progress.clear();
+    let options = ViewOptions {
+        unit: job.unit,
+        top: job.common.top,
+        colour: colour(io::stdout().is_terminal()),
+        ..ViewOptions::default()
+    };
+    if !outputs.shows_coverage() {
+        warn(&named);
+    }
+    let mut complete = true;
+    for Written { path, result, .. } in outputs.write(&named, &options) {
+        match result {
+            Ok(()) if path.as_os_str() != "-" => tracing::info!("wrote {path:?}"),
+            Ok(()) => {}
+            Err(error) => {
+                eprintln!("memtrace: {error}");
+                complete = false;
+            }
+        }
+    }
+    for imbalance in &finished.imbalances {
+        eprintln!("memtrace: {imbalance}");
+        complete = false;
+    }
+    Ok((named, complete))
+}
+
+/// Says on standard error what the text table would say: what was lost, and an end that was not asked for.
+fn warn(profile: &NamedProfile) {
+    let coverage = view::coverage(profile);
+    for loss in &coverage.losses {
+        eprintln!("memtrace: lost: {} {}", loss.count, loss.sentence);
+    }
+    if coverage.lower_bound {
+        eprintln!("memtrace: therefore every total is a lower bound");
+    }
+    if profile.end == TraceEnd::TargetExecuted {
+        eprintln!("memtrace: the process executed another program; the trace ends there");
+    }
+}
+
+/// The summary of a command's trace in one line.
+fn summary(profile: &NamedProfile) -> String {
+    let (mut bytes, mut count, mut paths) = (0u64, 0u64, 0u64);
+    for stack in profile.stacks.iter().filter(|stack| stack.unfreed.count > 0) {
+        bytes = bytes.saturating_add(stack.unfreed.bytes);
+        count = count.saturating_add(stack.unfreed.count);
+        paths += 1;
+    }
+    let at_least = if profile.losses.iter().any(|(loss, _)| loss.lowers_totals()) { "at least " } else { "" };
+    let view::Words { view, noun, .. } = view::words(profile.subject, Which::Unfreed);
+    format!("memtrace: {view}: {at_least}{bytes} bytes in {count} {noun}s by {paths} call paths")
+}

@@ -1,0 +1,94 @@
+//! Page faults and the pages that they made resident, put together per stack.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use memtrace_common::{
+    fault::PAGE,
+    site::special,
+    stack::{OVERFLOW_TRACEPOINT_STACK, StackEnd, StackRecord, Totals},
+};
+
+use super::{attribution::PageGrowth, stacks};
+use crate::{
+    profile::{Amount, Leaf, Resident, Stack},
+    target::pages::{PageKind, Pages},
+};
+
+/// Bytes of pages by kind.
+pub fn resident(pages: Pages) -> Resident {
+    let bytes = |pages: u64| pages.saturating_mul(PAGE);
+    Resident { anonymous: bytes(pages.anon), file: bytes(pages.file), shared: bytes(pages.shmem) }
+}
+
+/// Puts stacks together: all faults of each, and the pages that it made resident; `kind` leaves out all pages of other
+/// kinds.
+///
+/// `records` are the stacks by number, `totals` is indexed by number, `function_of` gives the index of the function that
+/// stands for a system call. Stacks of system calls are there for the pages that the call itself made resident.
+pub fn assemble(
+    records: &HashMap<u32, StackRecord>,
+    totals: &[Totals],
+    growth: &PageGrowth,
+    kind: Option<PageKind>,
+    function_of: impl Fn(u16) -> Option<usize>,
+) -> Vec<Stack> {
+    let only = |pages: Pages| match kind {
+        None => pages,
+        Some(kind) => {
+            let mut only = Pages::default();
+            only.add(kind, pages.of(kind));
+            only
+        }
+    };
+    let mut numbers: BTreeMap<u32, (u64, Pages)> = BTreeMap::new();
+    for (number, totals) in (0u32..).zip(totals) {
+        let faults = number == OVERFLOW_TRACEPOINT_STACK
+            || records.get(&number).is_some_and(|record| record.site == special::FAULT);
+        if faults && totals.allocated_count > 0 {
+            numbers.entry(number).or_default().0 = totals.allocated_count;
+        }
+    }
+    for (number, sum) in &growth.by_stack {
+        numbers.entry(*number).or_default().1 = only(sum.pages);
+    }
+    let mut stacks: Vec<Stack> = numbers
+        .into_iter()
+        .map(|(number, (faults, pages))| {
+            let record = records.get(&number).filter(|_| number != OVERFLOW_TRACEPOINT_STACK);
+            let leaf =
+                record.map_or(Leaf::Unknown, |record| function_of(record.site).map_or(Leaf::Frame, Leaf::Function));
+            let end = record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete);
+            stack(leaf, record.map(stacks::frames).unwrap_or_default(), end, faults, pages)
+        })
+        .collect();
+    let unattributed = only(growth.unattributed);
+    if unattributed.total() > 0 {
+        stacks.push(stack(Leaf::Unattributed, Vec::new(), StackEnd::Complete, 0, unattributed));
+    }
+    stacks
+}
+
+fn stack(leaf: Leaf, frames: Vec<u64>, end: StackEnd, faults: u64, pages: Pages) -> Stack {
+    let resident = resident(pages);
+    let amount = |count: u64| Amount { bytes: count.saturating_mul(PAGE), count };
+    Stack {
+        leaf,
+        frames,
+        end,
+        allocated: amount(faults),
+        // Pages that went again are not told from faults that made no page resident.
+        freed: Amount::default(),
+        unfreed: amount(pages.total()),
+        oldest: None,
+        growth: Vec::new(),
+        resident: Some(resident),
+    }
+}
+
+/// How long ago something happened, of two times in nanoseconds of one clock.
+pub fn age(now: u64, time: u64) -> Duration {
+    Duration::from_nanos(now.saturating_sub(time))
+}

@@ -1,0 +1,54 @@
+//! A process's memory as a whole.
+
+/// TEMPORARY
+pub type Reconciliation = ();
+
+/// Bytes in resident pages, by what the kernel counts the pages as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resident {
+    /// Anonymous memory.
+    pub anonymous: u64,
+    /// Pages of files.
+    pub file: u64,
+    /// Shared memory and files in memory (tmpfs).
+    pub shared: u64,
+}
+
+impl Resident {
+    /// All of them.
+    pub const fn total(self) -> u64 {
+        self.anonymous.saturating_add(self.file).saturating_add(self.shared)
+    }
+
+    /// Both sums.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            anonymous: self.anonymous.saturating_add(other.anonymous),
+            file: self.file.saturating_add(other.file),
+            shared: self.shared.saturating_add(other.shared),
+        }
+    }
+}
+
+/// Page faults as they were counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounts {
+    /// Seen while the program's own code ran.
+    pub user: u64,
+    /// Seen while the kernel worked for it.
+    pub kernel: u64,
+    /// By how much the kernel's own count (minor and major faults of all threads) grew meanwhile, if it could be read.
+    pub counted: Option<u64>,
+}
+
+/// What was found out about a process's memory as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Memory {
+    /// Page faults, if they were traced.
+    pub faults: Option<FaultCounts>,
+    /// System calls seen that change the address space.
+    pub calls: u64,
+    /// RSS, and what it consists of; `None` if the process was gone before its pages could be looked at.
+    pub reconciliation: Option<Reconciliation>,
+}
