@@ -18,6 +18,15 @@ use crate::target::{
     mappings,
 };
 
+/// What stopped a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It is held at its end, or has ended.
+    End,
+    /// It has executed another program and is held before that one's first instruction.
+    Exec,
+}
+
 /// A command that was started.
 pub struct Command {
     /// Until it has ended and was waited for.
@@ -66,27 +75,53 @@ fn attach(launched: &mut Launched, options: &Options, probes: Probes) -> anyhow:
 }
 
 impl Command {
-    /// Ready when the command is about to end; it is held there, with its memory intact, until [`Self::wait`]. Ready at
-    /// once if it has ended.
+    /// Ready when the command is about to end, or has executed another program; it is held there, with its memory intact,
+    /// until [`Self::go_on`]. Ready at once if it has ended.
     ///
     /// # Errors
     /// It can't be waited for.
-    pub async fn ends(&mut self) -> anyhow::Result<()> {
+    pub async fn stops(&mut self) -> anyhow::Result<Stop> {
         while let Some(launched) = &self.launched {
             match launched.progress()? {
                 Progress::Runs => drop(self.children.recv().await),
-                Progress::Ending => return Ok(()),
+                Progress::Ending => return Ok(Stop::End),
+                Progress::Executed => return Ok(Stop::Exec),
                 Progress::Ended(status) => {
                     self.status = Some(status);
                     self.launched = None;
                 }
             }
         }
-        Ok(())
+        Ok(Stop::End)
     }
 
-    /// Lets the command go if it is held at its end.
-    pub fn let_end(&self) {
+    /// Attaches anew to a command that has executed another program ([`Stop::Exec`]), as [`start`] does.
+    ///
+    /// # Errors
+    /// It can't be traced; it is left as it is.
+    pub fn attach_again(&mut self, options: &Options, probes: Probes) -> anyhow::Result<Option<Session>> {
+        let Some(mut launched) = self.launched.take() else { return Ok(None) };
+        let attached =
+            launched.hold_at_entry().map_err(Into::into).and_then(|()| attach(&mut launched, options, probes));
+        match attached {
+            Ok((session, Some(status))) => {
+                self.status = Some(status);
+                Ok(Some(session))
+            }
+            Ok((session, None)) => {
+                launched.release_until_end()?;
+                self.launched = Some(launched);
+                Ok(Some(session))
+            }
+            Err(error) => {
+                self.launched = Some(launched);
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets the command go on if it is held.
+    pub fn go_on(&self) {
         if let Some(launched) = &self.launched {
             // One that was killed meanwhile is not held any more: its end will be seen.
             let _ = launched.resume();
@@ -101,14 +136,14 @@ impl Command {
         use std::os::unix::process::ExitStatusExt as _;
         loop {
             tokio::select! {
-                ends = self.ends() => ends?,
+                stop = self.stops() => drop(stop?),
                 () = interrupt.wait() => return Ok(ExitCode::from(130)),
             }
             if let Some(status) = self.status {
                 let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
                 return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
             }
-            self.let_end();
+            self.go_on();
         }
     }
 }

@@ -16,7 +16,7 @@ use memtrace_common::{
 use tokio::io::{Interest, unix::AsyncFd};
 
 use self::memory::Memory;
-use super::{limits, sweeper::Sweeper, unwinding::Unwinding};
+use super::{launch::Stop, limits, sweeper::Sweeper, unwinding::Unwinding};
 use crate::{
     collect::{growth::Growth, modules::Modules, stacks},
     kernel::{
@@ -302,8 +302,8 @@ impl Session {
         Ok(())
     }
 
-    /// Records until `limit` has passed, the target ends or executes another program, `interrupt` is ready, or `ends` is,
-    /// which tells that the target is held at its end. Calls `tick` about once a second with the time passed and the number
+    /// Records until `limit` has passed, the target ends or executes another program, `interrupt` is ready, or
+    /// `stops` is, which tells that the target is held. Calls `tick` about once a second with the time passed and the number
     /// of events so far.
     ///
     /// # Errors
@@ -312,7 +312,7 @@ impl Session {
         &mut self,
         limit: Option<Duration>,
         interrupt: impl Future<Output = ()>,
-        ends: impl Future<Output = anyhow::Result<()>>,
+        stops: impl Future<Output = anyhow::Result<Stop>>,
         mut tick: impl FnMut(Duration, u64),
     ) -> anyhow::Result<TraceEnd> {
         let started = self.started.context("a trace must be started before it can run")?;
@@ -328,7 +328,7 @@ impl Session {
                 None => std::future::pending().await,
             }
         };
-        tokio::pin!(end, interrupt, ends);
+        tokio::pin!(end, interrupt, stops);
         loop {
             let next = self.next_wake(started);
             tokio::select! {
@@ -347,9 +347,8 @@ impl Session {
                     let executed = self.drain()?;
                     return Ok(if executed { TraceEnd::TargetExecuted } else { TraceEnd::TargetExited });
                 }
-                ended = &mut ends => {
-                    ended?;
-                    let executed = self.drain()?;
+                stop = &mut stops => {
+                    let executed = stop? == Stop::Exec || self.drain()?;
                     return Ok(if executed { TraceEnd::TargetExecuted } else { TraceEnd::TargetExited });
                 }
                 readable = calls(&mut self.memory) => readable?,

@@ -6,15 +6,15 @@ use std::{
     io::{self, IsTerminal as _},
     path::PathBuf,
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use memtrace_common::settings::Unwind;
 
 use super::{
     FAILURE, UsageError, colour,
-    launch::{self, Command},
+    launch::{self, Command, Stop},
     options::{budget, format, seconds, unwind},
     progress::Progress,
     session::{Ask, Finished, Options, Probes, Session, Watch},
@@ -127,7 +127,7 @@ async fn trace_process(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> 
     let mut interrupt = Interrupt::install()?;
     let mut session = Session::attach(process, None, &options(job), job.probes)?;
     session.start()?;
-    let end = record(job, &mut session, &mut interrupt, future::pending()).await?;
+    let end = record(job, &mut session, &mut interrupt, job.common.duration, future::pending()).await?;
     let complete = report(job, session.finish(end, &job.ask)?, outputs)?.1;
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILURE) })
 }
@@ -135,10 +135,32 @@ async fn trace_process(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> 
 async fn trace_command(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
     let (mut session, mut command) = launch::start(&job.common.command, &options(job), job.probes)?;
-    let end = record(job, &mut session, &mut interrupt, command.ends()).await?;
+    let until = job.common.duration.and_then(|duration| Instant::now().checked_add(duration));
+    let end = loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let end = record(job, &mut session, &mut interrupt, left, command.stops()).await?;
+        if end != TraceEnd::TargetExecuted {
+            break end;
+        }
+        // The end of the old program may have been seen before the command is held at the beginning of the new one.
+        if command.stops().await? == Stop::Exec {
+            eprintln!("memtrace: the command executes another program: what it did before is left out");
+            drop(session);
+            match command.attach_again(&options(job), job.probes) {
+                Ok(Some(again)) => session = again,
+                Ok(None) => bail!("the command ended while it executed another program"),
+                Err(error) => {
+                    command.go_on();
+                    return Err(error);
+                }
+            }
+        } else {
+            break TraceEnd::TargetExited;
+        }
+    };
     let finished = session.finish(end, &job.ask);
     if end == TraceEnd::TargetExited {
-        command.let_end();
+        command.go_on();
     }
     let (named, complete) = report(job, finished?, outputs)?;
     eprintln!("{}", summary(&named));
@@ -153,9 +175,9 @@ async fn record(
     job: &Job,
     session: &mut Session,
     interrupt: &mut Interrupt,
-    ends: impl Future<Output = anyhow::Result<()>>,
+    duration: Option<Duration>,
+    stops: impl Future<Output = anyhow::Result<Stop>>,
 ) -> anyhow::Result<TraceEnd> {
-    let duration = job.common.duration;
     let mut progress = Progress::tracing();
     let pid = session.process().pid();
     let until = if duration.is_some() { "" } else { "; Ctrl-C ends the trace" };
@@ -167,7 +189,7 @@ async fn record(
         Subject::Mappings => "system calls",
     };
     let tick = |passed, events| progress.tick(passed, duration, events, noun);
-    let end = session.run(duration, interrupt.wait(), ends, tick).await?;
+    let end = session.run(duration, interrupt.wait(), stops, tick).await?;
     progress.clear();
     Ok(end)
 }

@@ -122,10 +122,8 @@ pub struct Seen<'a> {
 pub fn records(chunks: &[(u64, Chunk)]) -> impl Iterator<Item = (u64, PageRecord)> + '_ {
     chunks.iter().flat_map(|(number, chunk)| {
         let first = number.saturating_mul(CHUNK_PAGES as u64);
-        (first..)
-            .zip(chunk.pages)
-            .filter(|(_, packed)| *packed != 0)
-            .map(|(page, packed)| (page, PageRecord::unpack(packed)))
+        let pages = chunk.pages.into_iter().enumerate().filter(|(_, packed)| *packed != 0);
+        pages.filter_map(move |(index, packed)| Some((first.checked_add(index as u64)?, PageRecord::unpack(packed))))
     })
 }
 
@@ -203,10 +201,10 @@ where
 
     /// Pages without a record in their block.
     fn bulk(&mut self, change: &Change) {
-        if let Some(kind) = change.gone() {
+        if let Some(kind) = change.gone_kind() {
             self.growth.gone.add(kind, change.pages());
         }
-        let Some(kind) = change.new() else { return };
+        let Some(kind) = change.new_kind() else { return };
         let mut page = change.first;
         while page < change.end {
             let (call, until) = self.call(page);
@@ -236,7 +234,7 @@ where
 
     fn page(&mut self, page: u64, piece: &Change) {
         let Some(after) = piece.after else {
-            if let Some(kind) = piece.gone() {
+            if let Some(kind) = piece.gone_kind() {
                 self.growth.gone.add(kind, 1);
             }
             return;

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::{collections::BTreeMap, time::Instant};
+use std::collections::BTreeMap;
 
 use memtrace_common::fault::Fault;
 
@@ -254,7 +254,7 @@ fn sum(ranges: &[PageRange]) -> Pages {
 #[test]
 fn new_minus_gone_is_the_difference() {
     const SPACE: u64 = 6000;
-    for seed in 0..300 {
+    for seed in 0..100 {
         let mut random = Random::new(seed);
         let (before, after) = (ranges(&mut random, SPACE), ranges(&mut random, SPACE));
         let areas = [area(0, 1000), area(1000, 1700), area(2000, SPACE * 2)];
@@ -311,8 +311,8 @@ fn records_out_of_order_and_damaged_areas_are_survived() {
 }
 
 #[test]
-fn eight_million_pages() {
-    const PAGES: u64 = 8 << 20;
+fn many_pages() {
+    const PAGES: u64 = 1 << 19;
     for density in [1, 64, 100_000_000] {
         let after = [range(0, PAGES as u32, Anon)];
         let fault = |page: u64| Fault { stack: (page / 1000 % 50) as u32, write: true, late: true };
@@ -320,11 +320,9 @@ fn eight_million_pages() {
             let page = number * density;
             (page, PageRecord { absent: Some(fault(page)), copied: None })
         });
-        let start = Instant::now();
         let seen = Seen { before: &[], after: &after, areas: &[area(0, PAGES)] };
-        let mut runs = 0;
-        let growth = attribute(seen, records, nobody, |_| runs += 1);
-        println!("a record every {density} pages: {:?}, {runs} runs", start.elapsed());
+        let growth = attribute(seen, records, nobody, |_| {});
         assert_eq!(growth.new.pages.anon, PAGES);
+        assert_eq!(growth.new.by_source[Source::OwnFault as usize], PAGES.div_ceil(density));
     }
 }

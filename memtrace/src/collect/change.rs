@@ -19,12 +19,12 @@ pub struct Change {
 
 impl Change {
     /// What the pages are now that they were not before: a private file page that was written is a new anonymous one.
-    pub fn new(&self) -> Option<PageKind> {
+    pub fn new_kind(&self) -> Option<PageKind> {
         self.after.filter(|_| self.before != self.after)
     }
 
     /// What the pages were that they are no longer.
-    pub fn gone(&self) -> Option<PageKind> {
+    pub fn gone_kind(&self) -> Option<PageKind> {
         self.before.filter(|_| self.before != self.after)
     }
 
@@ -108,8 +108,8 @@ mod tests {
             change(41, 42, None, Some(File)),
         ];
         assert_eq!(changes(&before, &after).collect::<Vec<_>>(), expected);
-        assert_eq!((expected[3].new(), expected[3].gone()), (Some(Anon), Some(File)));
-        assert_eq!((expected[2].new(), expected[2].gone()), (None, None));
+        assert_eq!((expected[3].new_kind(), expected[3].gone_kind()), (Some(Anon), Some(File)));
+        assert_eq!((expected[2].new_kind(), expected[2].gone_kind()), (None, None));
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Launched {
 pub enum Progress {
     /// It runs.
     Runs,
+    /// It has executed another program and is held before that one's first instruction.
+    Executed,
     /// It is held at its end, with its memory intact.
     Ending,
     /// It has ended.
@@ -114,6 +116,14 @@ impl Launched {
         if !libc::WIFSTOPPED(status) {
             return Err(LaunchError::Hold { what, source: io::Error::other("it ended") });
         }
+        self.hold_at_entry()
+    }
+
+    /// Prepares a command that is held after `execve` for [`Self::run_until`] and [`Self::run_to_entry`].
+    ///
+    /// # Errors
+    /// ptrace refused.
+    pub fn hold_at_entry(&mut self) -> Result<(), LaunchError> {
         self.request(libc::PTRACE_SETOPTIONS, 0, libc::PTRACE_O_TRACESYSGOOD as usize, "PTRACE_SETOPTIONS")?;
         let address = entry_point(self.pid).map_err(|source| LaunchError::Hold { what: "auxv", source })?;
         let word = self.request(libc::PTRACE_PEEKTEXT, address as usize, 0, "PTRACE_PEEKTEXT")?;
@@ -245,6 +255,9 @@ impl Launched {
             // The first thread can end long before its process does.
             if event == libc::PTRACE_EVENT_EXIT && ends_with_all_threads(self.pid) {
                 return Ok(Progress::Ending);
+            }
+            if event == libc::PTRACE_EVENT_EXEC {
+                return Ok(Progress::Executed);
             }
             let signal = if event == 0 && self.is_delivery() { libc::WSTOPSIG(status) } else { 0 };
             self.request(libc::PTRACE_CONT, 0, signal as usize, "resuming")?;
@@ -381,6 +394,23 @@ mod tests {
         launched.release().unwrap();
         let status = ExitStatus::from_raw(wait(pid as pid_t).unwrap());
         assert_eq!(status.code(), Some(9));
+    }
+
+    #[test]
+    fn is_held_where_it_executes_another_program() {
+        let mut launched = Launched::spawn(&argv(&["sh", "-c", "exec sh -c 'exit 5'"])).unwrap();
+        let pid = launched.pid();
+        assert_eq!(launched.run_to_entry().unwrap(), Reached::Entry);
+        launched.release_until_end().unwrap();
+        assert_eq!(next(&launched), Progress::Executed);
+        launched.hold_at_entry().unwrap();
+        assert!(!maps_libc(pid));
+        assert_eq!(launched.run_until(|| maps_libc(pid)).unwrap(), Reached::Condition);
+        assert_eq!(launched.run_to_entry().unwrap(), Reached::Entry);
+        launched.release_until_end().unwrap();
+        assert_eq!(next(&launched), Progress::Ending);
+        launched.release().unwrap();
+        assert_eq!(ExitStatus::from_raw(wait(pid as pid_t).unwrap()).code(), Some(5));
     }
 
     #[test]

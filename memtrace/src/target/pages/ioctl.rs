@@ -9,8 +9,8 @@ use super::{
 
 /// Regions that one call returns at most: 384 KiB of them.
 const REGIONS: usize = 16 * 1024;
-/// Pages that one call walks over at most, since it keeps the process from changing its mappings meanwhile.
-const MAX_PAGES: u64 = 1 << 17;
+/// Pages that one call finds at most, since it keeps the process from changing its mappings meanwhile: some milliseconds.
+const MAX_PAGES: u64 = 1 << 15;
 
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;

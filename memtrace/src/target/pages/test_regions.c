@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096UL
@@ -134,6 +135,15 @@ static void small(const char *data) {
     touch(region, 0, 64);
     madvise(region + 16 * PAGE, 20 * PAGE, MADV_DONTNEED);
     say("given-back", region, 64 * PAGE, 44, 0, 0);
+
+    // How much of it goes is the kernel's business: nothing where there is no swap.
+    region = anonymous(64);
+    touch(region, 0, 64);
+    madvise(region, 64 * PAGE, 21); // MADV_PAGEOUT
+
+    // Maps the page of [vvar], which no kernel counts.
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
 
     region = anonymous(64);
     check(mlock(region + 8 * PAGE, 24 * PAGE) != 0, "mlock");

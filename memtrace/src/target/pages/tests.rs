@@ -91,6 +91,7 @@ fn check(fixture: &Fixture, scan: &Scan) {
     let pages = scan.pages();
     assert_eq!(pages.total() * PAGE, sums.rss, "{:?}: {pages:?}", scan.method);
     assert_eq!(pages.anon * PAGE, sums.anonymous.unwrap(), "{:?}", scan.method);
+    assert_eq!(scan.swapped * PAGE, sums.swap.unwrap(), "{:?}", scan.method);
     assert_eq!(scan.hugetlb, sums.hugetlb.unwrap(), "{:?}", scan.method);
     assert!(scan.ranges.is_sorted_by(|one, next| one.end() <= next.first));
     assert_eq!((scan.zero_in_doubt, scan.unknown_file_systems), (0, 0));
