@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::support::{
     build::Fixture,
     compare::{Unit, assert_exact},
-    growth::{Growth, Grown, Subject, UNATTRIBUTED},
+    growth::{Grown, Growth, Subject, UNATTRIBUTED},
     root::turn,
     start::Unwind,
     truth::Paths,
@@ -285,7 +285,8 @@ fn one_kind_of_pages_is_shown_alone() {
     for (option, kind) in [("anon", "anonymous"), ("file", "file"), ("shmem", "shared")] {
         let grown = trace_as(Fixture::Pages, "kinds", &["--kind", option], Unwind::Auto);
         let of_kind = |(path, _): &(&Vec<String>, _)| kind_of(&path[2]) == kind;
-        let expected: Paths = grown.truth.unfreed.iter().filter(of_kind).map(|(path, held)| (path.clone(), *held)).collect();
+        let expected: Paths =
+            grown.truth.unfreed.iter().filter(of_kind).map(|(path, held)| (path.clone(), *held)).collect();
         let reported = grown.live.json.iter().map(|(path, amount)| (path.clone(), amount.count)).collect();
         assert_exact(option, &expected, Unit::Count, &reported);
         assert_exact(option, &expected, Unit::Count, &grown.live.folded);

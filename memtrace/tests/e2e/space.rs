@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::support::{
     build::Fixture,
-    growth::{Growth, Grown, Subject, frames, parse},
+    growth::{Grown, Growth, Subject, frames, parse},
     memtrace,
     root::turn,
     start::Unwind,

@@ -180,6 +180,7 @@ impl Fixture {
             Self::Stacks => command.args(PLAIN_FLAGS).arg("-Wl,-z,lazy"),
             Self::StacksNow => command.args(PLAIN_FLAGS).arg("-Wl,-z,now"),
             Self::StacksFixed => command.args(PLAIN_FLAGS).arg("-no-pie"),
+            Self::Pages | Self::Space => command.args(FLAGS).arg("-DFRAMES"),
             Self::PlainPages | Self::PlainSpace | Self::SpaceLeak => command.args(PLAIN_FLAGS),
             Self::SpaceLeakLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
@@ -189,12 +190,9 @@ impl Fixture {
         command.arg("-o").arg(&unfinished).args(self.sources());
         match self {
             Self::Cpp | Self::Strings => command.arg(c_object("fixture.c", &FLAGS)),
-            Self::Truth
-            | Self::PlainTruth
-            | Self::Stacks
-            | Self::StacksNow
-            | Self::StacksFixed
-            | Self::SpaceLeak => command.arg("-ldl"),
+            Self::Truth | Self::PlainTruth | Self::Stacks | Self::StacksNow | Self::StacksFixed | Self::SpaceLeak => {
+                command.arg("-ldl")
+            }
             _ => &mut command,
         };
         run(command, &compiler);

@@ -140,7 +140,8 @@ impl Growth<'_> {
 
     fn read(&self, truth: Truth, memtrace: Ended, directory: &FilePath, rss: Option<(u64, u64)>) -> Grown {
         let text = |view: &str, extension: &str| {
-            let name = if self.has_all() { format!("growth.{view}.{extension}") } else { format!("growth.{extension}") };
+            let name =
+                if self.has_all() { format!("growth.{view}.{extension}") } else { format!("growth.{extension}") };
             read(&directory.join(name))
         };
         let of = |name: &str| {
@@ -150,7 +151,10 @@ impl Growth<'_> {
             let folded = folded.into_iter().map(|(path, value)| (path, Amount { bytes: value, count: 0 })).collect();
             let (folded, _) = split(&folded, &truth, self.unwind);
             let (json, foreign) = split(&held(&report), &truth, self.unwind);
-            (View { folded: folded.into_iter().map(|(path, amount)| (path, amount.bytes)).collect(), json, foreign }, report)
+            (
+                View { folded: folded.into_iter().map(|(path, amount)| (path, amount.bytes)).collect(), json, foreign },
+                report,
+            )
         };
         let (live, report) = of(self.subject.live());
         let all = self.has_all().then(|| of("all").0);
@@ -193,7 +197,7 @@ fn clean(path: &Path) -> Path {
     const CALLS: [&str; 7] = ["mmap", "munmap", "brk", "mremap", "shmat", "madvise", "mlock"];
     let wraps = |frame: &String| {
         let name = frame.trim_start_matches("__GI_").trim_start_matches("__");
-        CALLS.contains(&name) || ["mmap64", "sbrk"].contains(&name) || frame.starts_with("[unknown] (libc.so.6+0x")
+        CALLS.contains(&name) || ["mmap64", "sbrk", "brk_call"].contains(&name) || frame.starts_with("[unknown] (libc.so.6+0x")
     };
     let mut path = path.clone();
     let Some(leaf) = path.pop() else { return path };
@@ -202,7 +206,11 @@ fn clean(path: &Path) -> Path {
             path.pop();
         }
     }
-    path.push(if ["__libc_read", "__GI___libc_read", "__read"].contains(&leaf.as_str()) { "read".into() } else { leaf });
+    path.push(if ["__libc_read", "__GI___libc_read", "__read"].contains(&leaf.as_str()) {
+        "read".into()
+    } else {
+        leaf
+    });
     path
 }
 
@@ -229,7 +237,8 @@ fn split(reported: &Paths, truth: &Truth, unwind: Unwind) -> (Paths, Paths) {
 
 impl View {
     fn assert_exact(&self, what: &str, truth: &Paths, subject: Subject) {
-        let of = |unit: Unit, paths: &Paths| paths.iter().map(|(path, amount)| (path.clone(), unit.of(*amount))).collect();
+        let of =
+            |unit: Unit, paths: &Paths| paths.iter().map(|(path, amount)| (path.clone(), unit.of(*amount))).collect();
         assert_exact(&format!("{what}, JSON"), truth, Unit::Bytes, &of(Unit::Bytes, &self.json));
         if subject == Subject::Faults {
             assert_exact(&format!("{what}, JSON"), truth, Unit::Count, &of(Unit::Count, &self.json));
