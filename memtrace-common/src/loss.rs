@@ -29,11 +29,13 @@ pub enum Loss {
     CallsLost = 10,
     /// A program did not run, since it was running already on this CPU.
     Missed = 11,
+    /// The table of mapped ranges was full: memory mapped has no call path.
+    RangesFull = 12,
 }
 
 impl Loss {
     /// Number of reasons: the length of the counter array.
-    pub const COUNT: u32 = 12;
+    pub const COUNT: u32 = 13;
 
     /// Every reason, in order of its number.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -49,6 +51,7 @@ impl Loss {
         Self::PagesFull,
         Self::CallsLost,
         Self::Missed,
+        Self::RangesFull,
     ];
 
     /// The reason numbered `raw`.
@@ -71,6 +74,7 @@ impl Loss {
             Self::PagesFull => "pages_full",
             Self::CallsLost => "calls_lost",
             Self::Missed => "missed",
+            Self::RangesFull => "ranges_full",
         }
     }
 
@@ -89,6 +93,7 @@ impl Loss {
             Self::HashCollision => "allocations under an unknown call path: their stack's hash is taken by others",
             Self::PagesFull => "faults on pages that found no room in the table of pages (raise --memory-budget)",
             Self::CallsLost => "system calls not recorded: messages came faster than they could be read",
+            Self::RangesFull => "mapped ranges without a call path: there were too many of them",
             Self::Missed => "events not seen: the kernel skipped a program that was running already",
             Self::RingFull => "messages to memtrace lost: code mapped during the trace may lack names",
         }
@@ -105,6 +110,7 @@ impl Loss {
                 | Self::PagesFull
                 | Self::CallsLost
                 | Self::Missed
+                | Self::RangesFull
         )
     }
 }

@@ -30,6 +30,10 @@ pub struct Args {
     /// Leaves out blocks that are younger than this at the end of the trace, which may be about to be freed
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     older: Option<Duration>,
+    /// Shows who touched the memory of unfreed blocks: for every call path that allocated, the call paths that made its pages
+    /// resident
+    #[arg(long, conflicts_with_all = ["all", "unfreed", "older"])]
+    touched: bool,
     /// What to count and to rank by: bytes, count or pages
     #[arg(long, value_parser = unit, default_value = "bytes", value_name = "UNIT")]
     unit: Unit,
@@ -48,13 +52,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             "--older leaves young blocks out of the unfreed ones: it has no effect with --all alone".into()
         ));
     }
+    let subject = if args.touched { Subject::Touched } else { Subject::Heap };
     trace::run(&Job {
         common: args.common,
-        subject: Subject::Heap,
+        subject,
         views,
         unit: args.unit,
         probes: Probes::Recording,
-        watch: Watch::default(),
-        ask: Ask { subject: Subject::Heap, older: args.older.unwrap_or_default(), kind: None },
+        watch: Watch { faults: args.touched, space: args.touched },
+        ask: Ask { subject, older: args.older.unwrap_or_default(), kind: None },
     })
 }

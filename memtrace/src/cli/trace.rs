@@ -21,7 +21,10 @@ use super::{
     signals::Interrupt,
 };
 use crate::{
-    kernel::budget::{Budget, DEFAULT_MIB, Uses},
+    kernel::{
+        self,
+        budget::{Budget, DEFAULT_MIB, Uses},
+    },
     output::{self, Format, Outputs, ViewOptions, Written},
     profile::{NamedProfile, Subject, TraceEnd},
     symbol,
@@ -117,8 +120,14 @@ fn options(job: &Job) -> Options {
         budget: Budget::for_uses(common.memory_budget, uses),
         unwind: common.unwind,
         hash_ignore: common.hash_ignore,
-        watch: Watch { space: job.watch.space || !common.no_reconcile, ..job.watch },
+        watch: Watch { space: job.watch.space || reconciles(common), ..job.watch },
     }
+}
+
+/// Whether the process's memory is looked at as a whole beside what was asked for. What that takes is not there in other pid
+/// namespaces.
+fn reconciles(common: &Common) -> bool {
+    !common.no_reconcile && kernel::in_initial_pid_namespace()
 }
 
 async fn trace_process(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> {
@@ -184,7 +193,7 @@ async fn record(
     // Tests and scripts wait for this line: recording has begun.
     eprintln!("tracing {:?} (pid {pid}): {}{until}", session.process().comm(), session.probed());
     let noun = match job.subject {
-        Subject::Heap => "allocations",
+        Subject::Heap | Subject::Touched => "allocations",
         Subject::Faults => "page faults",
         Subject::Mappings => "system calls",
     };

@@ -8,12 +8,12 @@ use std::{
 use memtrace_common::{
     fault::PAGE,
     site::special,
-    stack::{OVERFLOW_TRACEPOINT_STACK, StackEnd, StackRecord, Totals},
+    stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK, StackEnd, StackRecord, Totals},
 };
 
 use super::{attribution::PageGrowth, stacks};
 use crate::{
-    profile::{Amount, Leaf, Resident, Stack},
+    profile::{Amount, Leaf, Resident, Stack, Touch},
     target::pages::{PageKind, Pages},
 };
 
@@ -85,7 +85,47 @@ fn stack(leaf: Leaf, frames: Vec<u64>, end: StackEnd, faults: u64, pages: Pages)
         oldest: None,
         growth: Vec::new(),
         resident: Some(resident),
+        touch: None,
     }
+}
+
+/// Puts pairs together: bytes on resident pages of live blocks, by the stack that allocated the block and the one that made
+/// the page resident (`None`: not known). `function_of` gives the index of the allocator function behind a site.
+pub fn pair(
+    records: &HashMap<u32, StackRecord>,
+    pairs: HashMap<(u32, Option<u32>), u64>,
+    function_of: impl Fn(u16) -> Option<usize>,
+) -> Vec<Stack> {
+    let mut pairs: Vec<_> = pairs.into_iter().collect();
+    pairs.sort_unstable();
+    let end = |record: Option<&StackRecord>| {
+        record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete)
+    };
+    pairs
+        .into_iter()
+        .map(|((allocated, touched), bytes)| {
+            let record = records.get(&allocated).filter(|_| allocated != OVERFLOW_STACK);
+            let toucher = touched.and_then(|touched| records.get(&touched));
+            let amount = Amount { bytes, count: bytes.div_ceil(PAGE) };
+            Stack {
+                leaf: record.and_then(|record| function_of(record.site)).map_or(Leaf::Unknown, Leaf::Function),
+                frames: record.map(stacks::frames).unwrap_or_default(),
+                end: end(record),
+                allocated: amount,
+                freed: Amount::default(),
+                unfreed: amount,
+                oldest: None,
+                growth: Vec::new(),
+                resident: Some(Resident { anonymous: bytes, ..Resident::default() }),
+                touch: Some(Touch {
+                    frames: toucher.map(stacks::frames).unwrap_or_default(),
+                    end: end(toucher),
+                    call: toucher.and_then(|toucher| special::call(toucher.site)),
+                    known: toucher.is_some(),
+                }),
+            }
+        })
+        .collect()
 }
 
 /// How long ago something happened, of two times in nanoseconds of one clock.

@@ -67,6 +67,7 @@ pub fn assemble(
                 oldest: sum.oldest.map(|time| faults::age(now, time)),
                 growth: Vec::new(),
                 resident: resident.map(|_| sum.resident),
+                touch: None,
             }
         })
         .collect()

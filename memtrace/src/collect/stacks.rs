@@ -35,12 +35,18 @@ impl LiveBlocks {
         Self { end, older, by_stack: HashMap::new() }
     }
 
+    /// Whether the block is old enough to count.
+    pub fn counts(&self, block: &Block) -> bool {
+        self.end.saturating_sub(block.time) >= nanoseconds(self.older)
+    }
+
     /// Adds one block.
     pub fn add(&mut self, block: &Block) {
+        let old = self.counts(block);
         let live = self.by_stack.entry(block.stack).or_default();
         live.all.bytes = live.all.bytes.saturating_add(block.size);
         live.all.count += 1;
-        if self.end.saturating_sub(block.time) >= nanoseconds(self.older) {
+        if old {
             live.old.bytes = live.old.bytes.saturating_add(block.size);
             live.old.count += 1;
             live.oldest = Some(live.oldest.map_or(block.time, |oldest| oldest.min(block.time)));
@@ -64,7 +70,8 @@ pub struct Imbalance {
     pub live: Amount,
 }
 
-/// Puts stacks together from what was read after the probes were detached, and lists those that do not balance.
+/// Puts stacks together, with their numbers, from what was read after the probes were detached, and lists those that do not
+/// balance.
 ///
 /// `records` are the stacks by number, `totals` is indexed by number, `function_of` gives the index of the function
 /// behind a site: stacks of other sites, and those without a single completed allocation, are left out.
@@ -75,7 +82,7 @@ pub fn assemble(
     growth: &Growth,
     duration: Duration,
     function_of: impl Fn(u16) -> Option<usize>,
-) -> (Vec<Stack>, Vec<Imbalance>) {
+) -> (Vec<(u32, Stack)>, Vec<Imbalance>) {
     let mut stacks = Vec::new();
     let mut imbalances = Vec::new();
     for (number, totals) in (0u32..).zip(totals) {
@@ -98,7 +105,7 @@ pub fn assemble(
         if allocated.count == 0 {
             continue;
         }
-        stacks.push(Stack {
+        let stack = Stack {
             leaf: function.map_or(Leaf::Unknown, Leaf::Function),
             frames: record.map(frames).unwrap_or_default(),
             end: record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete),
@@ -108,7 +115,9 @@ pub fn assemble(
             oldest: found.oldest.map(|time| Duration::from_nanos(live.end.saturating_sub(time))),
             growth: growth.series(number, duration, found.all.bytes),
             resident: None,
-        });
+            touch: None,
+        };
+        stacks.push((number, stack));
     }
     (stacks, imbalances)
 }
@@ -169,12 +178,12 @@ mod tests {
         );
         assert!(imbalances.is_empty(), "{imbalances:?}");
         assert_eq!(stacks.len(), 1);
-        assert_eq!(stacks[0].leaf, Leaf::Function(3));
-        assert_eq!(stacks[0].frames, vec![9, 8], "innermost first");
-        assert_eq!(stacks[0].end, StackEnd::Depth);
-        assert_eq!(stacks[0].unfreed, Amount { bytes: 12, count: 2 });
-        assert_eq!(stacks[0].oldest, Some(Duration::from_secs(11)));
-        assert_eq!(stacks[0].allocated, Amount { bytes: 30, count: 4 });
+        assert_eq!(stacks[0].1.leaf, Leaf::Function(3));
+        assert_eq!(stacks[0].1.frames, vec![9, 8], "innermost first");
+        assert_eq!(stacks[0].1.end, StackEnd::Depth);
+        assert_eq!(stacks[0].1.unfreed, Amount { bytes: 12, count: 2 });
+        assert_eq!(stacks[0].1.oldest, Some(Duration::from_secs(11)));
+        assert_eq!(stacks[0].1.allocated, Amount { bytes: 30, count: 4 });
     }
 
     #[test]
@@ -205,7 +214,7 @@ mod tests {
             |_| Some(0),
         );
         assert!(imbalances.is_empty());
-        assert_eq!(stacks[0].leaf, Leaf::Unknown);
-        assert_eq!(stacks[0].unfreed, Amount { bytes: 64, count: 1 });
+        assert_eq!(stacks[0].1.leaf, Leaf::Unknown);
+        assert_eq!(stacks[0].1.unfreed, Amount { bytes: 64, count: 1 });
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     view::{self, Coverage, Truncated, Which},
 };
 
-use super::{escape, units};
+use super::{escape, memory, units};
 
 /// How a trace ended, to follow "traced 60.0 s, ".
 fn end(end: TraceEnd) -> &'static str {
@@ -55,14 +55,17 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
         lines.push(("names", format!("{module}: {}", escape::text(&problem.problem))));
     }
     lines.extend(losses(coverage));
-    if let Some(rss) = coverage.rss {
-        let line = format!(
+    let rss = coverage.rss.map(|rss| {
+        format!(
             "{} → {} ({})",
             units::bytes(rss.before),
             units::bytes(rss.after),
             units::signed_bytes(rss.difference())
-        );
-        lines.push(("RSS", line));
+        )
+    });
+    match &coverage.memory {
+        Some(memory) => lines.extend(memory::lines(memory, rss)),
+        None => lines.extend(rss.map(|line| ("RSS", line))),
     }
     if let Some(growth) = coverage.missed_growth() {
         let line = format!(
@@ -87,7 +90,7 @@ fn target(coverage: &Coverage) -> String {
 
 fn seen(coverage: &Coverage) -> String {
     match coverage.subject {
-        Subject::Heap => seen_heap(coverage),
+        Subject::Heap | Subject::Touched => seen_heap(coverage),
         Subject::Faults => seen_faults(coverage),
         Subject::Mappings => {
             let calls = coverage.memory.as_ref().map_or(0, |memory| memory.calls);
@@ -126,7 +129,7 @@ fn totals(coverage: &Coverage) -> String {
     let unfreed = coverage.unfreed;
     let (did, is) = match coverage.subject {
         Subject::Heap => ("allocated", "unfreed"),
-        Subject::Faults => ("touched", "resident"),
+        Subject::Faults | Subject::Touched => ("touched", "resident"),
         Subject::Mappings => ("mapped", "still mapped"),
     };
     let noun = |which| view::words(coverage.subject, which).noun;

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! schema           1
-//! subject          "heap" | "faults" | "mappings"
+//! subject          "heap" | "touched" | "faults" | "mappings"
 //! view             "unfreed" ("resident" of faults, "mapped" of mappings) | "all": what `bytes`, `count` and `share` of
 //!                  the stacks are about
 //! unit             "bytes" | "count" | "pages": what the order and `share` are by
@@ -39,6 +39,15 @@
 //!   truncated        [{reason, stacks, allocated, unfreed}]
 //!   problems         [{module, problem}]: modules with names missing
 //!   rss              {before, after, difference} in bytes, or null
+//!   memory           null, or the process's memory as a whole:
+//!     faults           {user, kernel, counted}: page faults seen by who ran, and the kernel's own count (or null); or null
+//!     growth           {new, unattributed, gone: {anonymous, file, shared}, by_source: {own_fault, …}} in pages, or null
+//!     calls            system calls seen that change the address space
+//!     audit            {not_mapped, unowned} in bytes: mappings that went, and that came, without a system call seen; or null
+//!     looked_before_end_ns  how long before the end the pages were looked at last, or null if that was at the end
+//!     reconciliation   {before, after: {rss, anonymous, file, shared}, change, heap: {requested, resident, new}|null,
+//!                      lines: [{part, change, resident}], unexplained, unexplained_share|null} in bytes, or null: the
+//!                      changes of the lines and `unexplained` add up to `change`
 //!   missed_growth    RSS growth in bytes while no probed function was called, or null
 //! ```
 //!
@@ -53,7 +62,7 @@ use crate::{
     view::{self, Coverage, LeakRow},
 };
 
-use super::{ViewOptions, escape};
+use super::{ViewOptions, escape, json_memory};
 
 /// Writes the document and a line feed.
 pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write) -> io::Result<()> {
@@ -166,6 +175,7 @@ struct CoverageObject<'a> {
     truncated: Vec<Truncated>,
     problems: Vec<Problem<'a>>,
     rss: Option<Rss>,
+    memory: Option<json_memory::Memory>,
     missed_growth: Option<u64>,
 }
 
@@ -266,6 +276,7 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
                 .map(|problem| Problem { module: &problem.module, problem: &problem.problem })
                 .collect(),
             rss: coverage.rss.map(|rss| Rss { before: rss.before, after: rss.after, difference: rss.difference() }),
+            memory: coverage.memory.as_ref().map(Into::into),
             missed_growth: coverage.missed_growth(),
         }
     }
@@ -274,6 +285,7 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
 fn subject(subject: Subject) -> &'static str {
     match subject {
         Subject::Heap => "heap",
+        Subject::Touched => "touched",
         Subject::Faults => "faults",
         Subject::Mappings => "mappings",
     }

@@ -12,6 +12,8 @@ pub mod file;
 pub mod folded;
 mod header;
 pub mod json;
+mod json_memory;
+mod memory;
 pub mod plan;
 pub mod svg;
 pub mod text;

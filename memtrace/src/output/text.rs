@@ -68,7 +68,12 @@ fn write_table(
             None => writeln!(out, "{numbers}")?,
             Some(row) => {
                 writeln!(out, "{}", style.bold(&numbers))?;
-                write_path(shown[row].frames, table.subject != Subject::Faults, style, out)?;
+                write_path(
+                    shown[row].frames,
+                    !matches!(table.subject, Subject::Faults | Subject::Touched),
+                    style,
+                    out,
+                )?;
             }
         }
     }
@@ -102,6 +107,7 @@ fn titles(table: &LeakTable<'_>) -> Vec<String> {
         (Subject::Heap, Which::All) => &["unfreed bytes", ""],
         (Subject::Faults, Which::Unfreed) => &["kind"],
         (Subject::Faults, Which::All) => &["resident pages", ""],
+        (Subject::Touched, _) => &[""],
         (Subject::Mappings, Which::Unfreed) => &["oldest", "resident"],
         (Subject::Mappings, Which::All) => &["mapped bytes", ""],
     };
@@ -125,6 +131,7 @@ fn cells(table: &LeakTable<'_>, rank: usize, row: &LeakRow<'_>) -> Vec<String> {
             cells.push(growth.trim().to_owned());
         }
         (Subject::Faults, Which::Unfreed) => cells.push(row.stack.resident.map(kinds).unwrap_or_default()),
+        (Subject::Touched, _) => cells.push(String::new()),
         (Subject::Mappings, Which::Unfreed) => {
             cells.push(row.oldest.map(units::duration).unwrap_or_default());
             cells.push(row.stack.resident.map(|resident| units::bytes(resident.total())).unwrap_or_default());

@@ -1,7 +1,11 @@
 //! A process's memory as a whole.
 
-/// TEMPORARY
-pub type Reconciliation = ();
+use std::time::Duration;
+
+use crate::{
+    collect::{attribution::StackPages, ranges::Audit, reconcile::Reconciliation},
+    target::pages::Pages,
+};
 
 /// Bytes in resident pages, by what the kernel counts the pages as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,8 +51,25 @@ pub struct FaultCounts {
 pub struct Memory {
     /// Page faults, if they were traced.
     pub faults: Option<FaultCounts>,
+    /// Which pages became resident, if page faults were traced.
+    pub growth: Option<GrowthSummary>,
     /// System calls seen that change the address space.
     pub calls: u64,
+    /// What the memory map at the end says of the mappings that were seen; `None` if it could not be read then.
+    pub audit: Option<Audit>,
     /// RSS, and what it consists of; `None` if the process was gone before its pages could be looked at.
     pub reconciliation: Option<Reconciliation>,
+    /// How long before its end the pages were last looked at, if the process ended before they could be at the end.
+    pub looked_before_end: Option<Duration>,
+}
+
+/// Pages that became resident during a trace, and still are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrowthSummary {
+    /// All of them.
+    pub new: StackPages,
+    /// Those of no known call path.
+    pub unattributed: Pages,
+    /// Pages that were resident before, and are not any more or were given back meanwhile.
+    pub gone: Pages,
 }

@@ -6,11 +6,12 @@ mod named;
 use std::{path::PathBuf, time::Duration};
 
 use memtrace_common::{
+    call::Call,
     loss::{Loss, LossCount},
     stack::StackEnd,
 };
 
-pub use memory::{FaultCounts, Memory, Resident};
+pub use memory::{FaultCounts, GrowthSummary, Memory, Resident};
 pub use named::{NameProblem, NamedProfile, NamedStack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 
 /// Bytes and blocks (or calls) together.
@@ -45,6 +46,9 @@ pub enum Subject {
     /// Page faults: [`Stack::allocated`] are all faults (each counts as a page), [`Stack::unfreed`] are the pages that
     /// became resident and still are.
     Faults,
+    /// Resident memory of unfreed blocks, by who allocated it and who touched it ([`Stack::touch`]): both
+    /// [`Stack::allocated`] and [`Stack::unfreed`] are the bytes on pages that became resident.
+    Touched,
     /// Address space: [`Stack::allocated`] is what was mapped, [`Stack::unfreed`] what of it is still mapped.
     Mappings,
 }
@@ -131,6 +135,21 @@ pub struct Stack {
     pub growth: Vec<u64>,
     /// What of [`Self::unfreed`] is in resident pages at the end, if that was looked at.
     pub resident: Option<Resident>,
+    /// With [`Subject::Touched`]: who made the pages resident.
+    pub touch: Option<Touch>,
+}
+
+/// The call path that made pages resident.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// As [`Stack::frames`] with [`Leaf::Frame`].
+    pub frames: Vec<u64>,
+    /// How the walk ended at the root end.
+    pub end: StackEnd,
+    /// The system call that did it, if no access did.
+    pub call: Option<Call>,
+    /// Whether it is known.
+    pub known: bool,
 }
 
 /// The innermost end of a stack.

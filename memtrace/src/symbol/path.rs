@@ -45,8 +45,26 @@ fn starts_a_thread(function: &str) -> bool {
     EXACT.contains(&function) || function.starts_with("__libc_start_main") || function.starts_with("__clone")
 }
 
-/// Names a stack.
+/// Names a stack, and behind it the path that touched its memory, if the profile has that.
 pub fn name(profile: &Profile, stack: &Stack, places: &Places, located: &[Located], names: &mut Names) -> NamedPath {
+    let mut path = name_frames(profile, stack, places, located, names);
+    if let Some(touch) = &stack.touch {
+        path.frames.push(names.id("[touched by]"));
+        if touch.known {
+            let toucher =
+                Stack { leaf: Leaf::Frame, frames: touch.frames.clone(), end: touch.end, touch: None, ..stack.clone() };
+            path.frames.extend(name_frames(profile, &toucher, places, located, names).frames);
+            if let Some(call) = touch.call {
+                path.frames.push(names.id(call.name()));
+            }
+        } else {
+            path.frames.push(names.id(UNATTRIBUTED));
+        }
+    }
+    path
+}
+
+fn name_frames(profile: &Profile, stack: &Stack, places: &Places, located: &[Located], names: &mut Names) -> NamedPath {
     let placeholder = match stack.leaf {
         Leaf::Unknown => Some(UNKNOWN_CALL_PATH),
         Leaf::Unattributed => Some(UNATTRIBUTED),

@@ -33,7 +33,9 @@ impl Places {
             .stacks
             .iter()
             .filter(|stack| !matches!(stack.leaf, Leaf::Unknown | Leaf::Unattributed))
-            .flat_map(|stack| stack.frames.iter().copied())
+            .flat_map(|stack| &stack.frames)
+            .chain(profile.stacks.iter().filter_map(|stack| stack.touch.as_ref()).flat_map(|touch| &touch.frames))
+            .copied()
             .collect();
         addresses.sort_unstable();
         addresses.dedup();

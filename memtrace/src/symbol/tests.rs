@@ -62,6 +62,7 @@ fn stack(frames: &[u64], end: StackEnd) -> Stack {
     Stack {
         leaf: Leaf::Function(0),
         resident: None,
+        touch: None,
         frames: frames.to_vec(),
         end,
         allocated: Amount { bytes: 100, count: 10 },

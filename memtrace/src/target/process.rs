@@ -181,6 +181,12 @@ impl Process {
         Ok(inputs)
     }
 
+    /// Stack pointers of its threads, those left out that are running at this moment.
+    pub fn stack_pointers(&self) -> Vec<u64> {
+        let tasks = fs::read_dir(self.path("task")).into_iter().flatten().flatten();
+        tasks.filter_map(|task| stack_pointer(&procfs::read_small(&task.path().join("syscall")).ok()?)).collect()
+    }
+
     /// Opens its program, even if the file has been deleted or is in another mount namespace.
     pub(super) fn exe_file(&self) -> Result<File, TargetError> {
         File::open(self.path("exe")).map_err(|error| self.unreadable("exe", error))
@@ -308,6 +314,13 @@ fn add_hazards(inputs: &mut HazardInputs, status: &[u8]) {
     inputs.seccomp = inputs.seccomp.max(seccomp);
     inputs.shadow_stack |= procfs::field(status, "x86_Thread_features")
         .is_some_and(|features| features.split_ascii_whitespace().any(|feature| feature == "shstk"));
+}
+
+/// The last but one number of `/proc/PID/task/TID/syscall` (proc_pid_syscall(5)); `None` for `running`.
+fn stack_pointer(text: &[u8]) -> Option<u64> {
+    let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace().rev();
+    let pointer = words.nth(1)?.strip_prefix("0x")?;
+    u64::from_str_radix(pointer, 16).ok()
 }
 
 #[cfg(test)]

@@ -26,6 +26,12 @@ pub const fn words(subject: Subject, which: Which) -> Words {
             ("resident", "Pages that became resident and still are", "no pages became resident", "page")
         }
         (Subject::Faults, Which::All) => ("all", "All page faults", "no page faults", "fault"),
+        (Subject::Touched, _) => (
+            "touched",
+            "Resident memory of unfreed blocks, by who allocated and who touched it",
+            "no unfreed block has memory that became resident",
+            "page",
+        ),
         (Subject::Mappings, Which::Unfreed) => {
             ("mapped", "Address space mapped and still there", "no address space was mapped", "mapping")
         }

@@ -288,6 +288,7 @@ mod tests {
         let stack = |index: usize, times: u64| Stack {
             leaf: Leaf::Function(index),
             resident: None,
+            touch: None,
             frames: vec![1],
             end: StackEnd::Complete,
             allocated: Amount { bytes: 100 * times, count: 10 * times },

@@ -4,6 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context as _, bail};
 use memtrace_common::{
+    block::Block,
     call::Call,
     event::Counter,
     loss::{Loss, LossCount},
@@ -14,12 +15,19 @@ use memtrace_common::{
 use super::{Ask, Finished, Session, memory::Snapshot};
 use crate::{
     collect::{
-        attribution, faults, mappings,
+        attribution::{self, NewPages, PageGrowth},
+        blocks::{self, LiveBlock},
+        faults, mappings,
+        ranges::Audit,
+        reconcile,
         space::Space,
         stacks::{self, LiveBlocks},
     },
-    profile::{Events, FaultCounts, Function, Memory, Process as Traced, Profile, Stack, Subject, TraceEnd},
-    target::{self, Discovery, process::Rss},
+    profile::{
+        Events, FaultCounts, Function, GrowthSummary, Memory, Process as Traced, Profile, Resident, Stack, Subject,
+        TraceEnd,
+    },
+    target::{self, Discovery, pages::PageKind, process::Rss},
 };
 
 /// Growth of anonymous memory without a single probe hit from which on a trace is an error: far more than a program
@@ -31,6 +39,21 @@ struct Seen {
     space: Space,
     before: Option<Snapshot>,
     after: Option<Snapshot>,
+    /// Whether the last look was at the end of the trace.
+    at_end: bool,
+    audit: Option<Audit>,
+}
+
+/// A live block.
+struct Live {
+    address: u64,
+    block: Block,
+}
+
+impl Live {
+    fn of_reconciliation(&self) -> LiveBlock {
+        LiveBlock { address: self.address, size: self.block.size, stack: self.block.stack }
+    }
 }
 
 impl Session {
@@ -40,10 +63,8 @@ impl Session {
     /// The kernel's tables can't be read, or not a single call was seen while the target's memory grew.
     pub fn finish(mut self, end: TraceEnd, ask: &Ask) -> anyhow::Result<Finished> {
         let started = self.started.context("a trace must be started before it can end")?;
-        if let Some(memory) = &mut self.memory {
-            // First, so that the fault of every page that is found has been recorded.
-            memory.end(&self.process);
-        }
+        // First, so that the fault of every page that is found has been recorded.
+        let at_end = self.memory.as_mut().is_some_and(|memory| memory.end(&self.process));
         self.tracer.stop()?;
         let now = monotonic_now()?;
         let duration = started.elapsed();
@@ -55,26 +76,43 @@ impl Session {
         }
         let seen = self.memory.take().map(|mut memory| {
             memory.drain(&self.process);
-            let (space, before, after) = memory.finish();
-            Seen { space, before, after }
+            let (mut space, before, after) = memory.finish();
+            // Compared with an older map, ranges would be missing that were mapped since.
+            let audit = match (&before, &after) {
+                (Some(before), Some(after)) if at_end => {
+                    Some(space.ranges_mut().audit(&before.scan.areas, &after.scan.areas))
+                }
+                _ => None,
+            };
+            Seen { space, before, after, at_end, audit }
         });
-        let rollups =
-            seen.as_ref().and_then(|seen| Some((seen.before.as_ref()?.rollup.rss, seen.after.as_ref()?.rollup.rss)));
+        let rollups = looks(seen.as_ref()).map(|(before, after)| (before.rollup.rss, after.rollup.rss));
         let mut records = HashMap::new();
         self.tracer.for_each_stack(|number, record| {
             records.insert(number, *record);
         })?;
-        let mut losses = self.tracer.losses()?;
+        let losses = self.losses(seen.as_ref())?;
         let functions = functions(&self.discovery, ask.subject);
+        let blocks = self.live_blocks()?;
         let mut imbalances = Vec::new();
-        let (stacks, memory) = match (ask.subject, seen) {
+        let stacks = match (ask.subject, &seen) {
             (Subject::Heap, _) => {
-                let stacks = self.heap(&records, now, ask.older, duration, functions.len(), &mut imbalances)?;
-                (stacks, None)
+                let live = blocks.as_deref().unwrap_or_default();
+                self.heap(&records, live, &seen, now, ask.older, duration, &mut imbalances)?
             }
-            (Subject::Faults, Some(seen)) => self.faults(&records, seen, ask)?,
-            (Subject::Mappings, Some(seen)) => self.address_space(&records, seen, now, ask, &mut losses)?,
-            (Subject::Faults | Subject::Mappings, None) => bail!("the address space was not watched"),
+            (Subject::Touched, Some(seen)) => self.touched(&records, blocks.as_deref().unwrap_or_default(), seen)?,
+            (Subject::Faults, Some(seen)) => self.faults(&records, seen, ask.kind)?,
+            (Subject::Mappings, Some(seen)) => {
+                let resident = seen.after.as_ref().map(|after| after.scan.ranges.as_slice());
+                mappings::assemble(&records, &seen.space, resident, now, ask.older, call_of)
+            }
+            (Subject::Touched | Subject::Faults | Subject::Mappings, None) => {
+                bail!("the process's memory was not watched")
+            }
+        };
+        let memory = match &seen {
+            Some(seen) => Some(self.memory_of(seen, blocks.as_deref())?),
+            None => None,
         };
         let events = self.events()?;
         if ask.subject == Subject::Heap {
@@ -109,73 +147,131 @@ impl Session {
         })
     }
 
+    /// All losses, with those of memtrace's own tables.
+    fn losses(&self, seen: Option<&Seen>) -> anyhow::Result<Vec<(Loss, LossCount)>> {
+        let mut losses = self.tracer.losses()?;
+        let lost = seen.map(|seen| seen.space.lost()).unwrap_or_default();
+        if lost.ranges > 0 {
+            losses.push((Loss::RangesFull, LossCount { count: lost.ranges, bytes: lost.bytes }));
+        }
+        Ok(losses)
+    }
+
+    /// The live blocks, ascending; `None` if allocations were not traced.
+    fn live_blocks(&self) -> anyhow::Result<Option<Vec<Live>>> {
+        if self.discovery.sites.is_empty() {
+            return Ok(None);
+        }
+        let mut blocks = Vec::new();
+        self.tracer.for_each_block(|key, block| blocks.push(Live { address: key.address, block: *block }))?;
+        blocks.sort_unstable_by_key(|live| live.address);
+        Ok(Some(blocks))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all that a heap profile is made from")]
     fn heap(
         &self,
         records: &HashMap<u32, StackRecord>,
+        blocks: &[Live],
+        seen: &Option<Seen>,
         now: u64,
         older: Duration,
         duration: Duration,
-        functions: usize,
         imbalances: &mut Vec<stacks::Imbalance>,
     ) -> anyhow::Result<Vec<Stack>> {
         let totals = self.tracer.totals(self.tracer.stack_count()?)?;
         let mut live = LiveBlocks::new(now, older);
-        self.tracer.for_each_block(|_, block| live.add(block))?;
+        blocks.iter().for_each(|block| live.add(&block.block));
+        let old: Vec<LiveBlock> =
+            blocks.iter().filter(|block| live.counts(&block.block)).map(Live::of_reconciliation).collect();
+        let resident = looks(seen.as_ref())
+            .map(|(before, after)| blocks::residency(&old, &before.scan.ranges, &after.scan.ranges).by_stack);
+        let functions = self.discovery.sites.len();
         let function_of = |site: u16| Some(usize::from(site)).filter(|site| *site < functions);
-        let (stacks, unbalanced) = stacks::assemble(records, &totals, &live, &self.growth, duration, function_of);
+        let (mut stacks, unbalanced) = stacks::assemble(records, &totals, &live, &self.growth, duration, function_of);
+        if let Some(resident) = resident {
+            for (number, stack) in &mut stacks {
+                let anonymous = resident.get(number).map_or(0, |bytes| bytes.resident);
+                stack.resident = Some(Resident { anonymous, ..Resident::default() });
+            }
+        }
         *imbalances = unbalanced;
-        Ok(stacks)
+        Ok(stacks.into_iter().map(|(_, stack)| stack).collect())
+    }
+
+    /// Which pages became resident, and by whom; `visit` is called for all of them, ascending.
+    fn page_growth(&self, seen: &Seen, visit: impl FnMut(&NewPages)) -> anyhow::Result<PageGrowth> {
+        let Some((before, after)) = looks(Some(seen)) else {
+            bail!(
+                "process {} ended before its pages could be looked at a second time: what was resident is not known \
+                 (start it with `-- CMD`, which holds it at its end)",
+                self.process.pid()
+            );
+        };
+        let pages = self.tracer.page_records()?;
+        Ok(attribution::attribute(
+            attribution::Seen { before: &before.scan.ranges, after: &after.scan.ranges, areas: &after.scan.areas },
+            attribution::records(&pages),
+            |page| seen.space.owner_of_page(page),
+            visit,
+        ))
     }
 
     fn faults(
         &self,
         records: &HashMap<u32, StackRecord>,
-        seen: Seen,
-        ask: &Ask,
-    ) -> anyhow::Result<(Vec<Stack>, Option<Memory>)> {
+        seen: &Seen,
+        kind: Option<PageKind>,
+    ) -> anyhow::Result<Vec<Stack>> {
         let totals = self.tracer.totals(self.tracer.stack_count()?)?;
-        let pages = self.tracer.page_records()?;
-        let growth = match (&seen.before, &seen.after) {
-            (Some(before), Some(after)) => attribution::attribute(
-                attribution::Seen { before: &before.scan.ranges, after: &after.scan.ranges, areas: &after.scan.areas },
-                attribution::records(&pages),
-                |page| seen.space.owner_of_page(page),
-                |_| {},
-            ),
-            _ => bail!(
-                "process {} ended before its pages could be looked at a second time: what was resident is not known \
-                 (start it with `-- CMD`, which holds it at its end)",
-                self.process.pid()
-            ),
-        };
-        let stacks = faults::assemble(records, &totals, &growth, ask.kind, call_of);
-        let counts = FaultCounts {
-            user: self.tracer.counter(Counter::UserFaults)?,
-            kernel: self.tracer.counter(Counter::KernelFaults)?,
-            counted: counted(&seen),
-        };
-        Ok((stacks, Some(self.memory_of(Some(counts))?)))
+        let growth = self.page_growth(seen, |_| {})?;
+        Ok(faults::assemble(records, &totals, &growth, kind, call_of))
     }
 
-    fn address_space(
-        &self,
-        records: &HashMap<u32, StackRecord>,
-        mut seen: Seen,
-        now: u64,
-        ask: &Ask,
-        losses: &mut Vec<(Loss, LossCount)>,
-    ) -> anyhow::Result<(Vec<Stack>, Option<Memory>)> {
-        if let (Some(before), Some(after)) = (&seen.before, &seen.after) {
-            seen.space.ranges_mut().audit(&before.scan.areas, &after.scan.areas);
-        }
-        let resident = seen.after.as_ref().map(|after| after.scan.ranges.as_slice());
-        let stacks = mappings::assemble(records, &seen.space, resident, now, ask.older, call_of);
-        let _ = losses;
-        Ok((stacks, Some(self.memory_of(None)?)))
+    /// The resident memory of live blocks, by who allocated and who touched it.
+    fn touched(&self, records: &HashMap<u32, StackRecord>, blocks: &[Live], seen: &Seen) -> anyhow::Result<Vec<Stack>> {
+        let mut pages = Vec::new();
+        self.page_growth(seen, |new| pages.push(*new))?;
+        let blocks: Vec<LiveBlock> = blocks.iter().map(Live::of_reconciliation).collect();
+        let pairs = blocks::touched(&blocks, &pages);
+        let functions = self.discovery.sites.len();
+        let function_of = |site: u16| Some(usize::from(site)).filter(|site| *site < functions);
+        Ok(faults::pair(records, pairs, function_of))
     }
 
-    fn memory_of(&self, faults: Option<FaultCounts>) -> anyhow::Result<Memory> {
-        Ok(Memory { faults, calls: self.tracer.counter(Counter::Calls)?, reconciliation: None })
+    fn memory_of(&self, seen: &Seen, blocks: Option<&[Live]>) -> anyhow::Result<Memory> {
+        let looks = looks(Some(seen));
+        let blocks: Option<Vec<LiveBlock>> = blocks.map(|blocks| blocks.iter().map(Live::of_reconciliation).collect());
+        let reconciliation = looks.map(|(before, after)| {
+            let pointers: Vec<u64> =
+                [before, after].iter().flat_map(|look| look.stack_pointers.iter().copied()).collect();
+            reconcile::reconcile(before.look(), after.look(), blocks.as_deref(), Some(seen.space.ranges()), &pointers)
+        });
+        let faults = if self.watch.faults {
+            Some(FaultCounts {
+                user: self.tracer.counter(Counter::UserFaults)?,
+                kernel: self.tracer.counter(Counter::KernelFaults)?,
+                counted: looks.map(|(before, after)| after.faults.saturating_sub(before.faults)),
+            })
+        } else {
+            None
+        };
+        let growth = match looks {
+            Some(_) if self.watch.faults => Some(self.page_growth(seen, |_| {})?),
+            _ => None,
+        };
+        Ok(Memory {
+            faults,
+            growth: growth.map(|growth| GrowthSummary {
+                new: growth.new,
+                unattributed: growth.unattributed,
+                gone: growth.gone,
+            }),
+            calls: self.tracer.counter(Counter::Calls)?,
+            audit: seen.audit,
+            reconciliation,
+            looked_before_end: looks.map(|(_, after)| after.at.elapsed()).filter(|_| !seen.at_end),
+        })
     }
 
     /// Zero probe hits while anonymous memory grows is an error, never an empty result.
@@ -198,7 +294,8 @@ impl Session {
             others.join("; ")
         };
         bail!(
-            "anonymous memory of process {} grew by {} KiB, but not one call of glibc's allocator was seen: {why}",
+            "anonymous memory of process {} grew by {} KiB, but not one call of glibc's allocator was seen: {why} \
+             (`memtrace pgfaultstacks` and `memtrace mmapstacks` show who makes it grow)",
             self.process.pid(),
             grown >> 10
         );
@@ -210,15 +307,14 @@ fn call_of(site: u16) -> Option<usize> {
     special::call(site).map(|call| call as usize)
 }
 
-/// By how much the kernel's own count of page faults grew.
-fn counted(seen: &Seen) -> Option<u64> {
-    let (before, after) = (seen.before.as_ref()?, seen.after.as_ref()?);
-    Some(after.faults.saturating_sub(before.faults))
+/// The first and the last look, if there are both.
+fn looks(seen: Option<&Seen>) -> Option<(&Snapshot, &Snapshot)> {
+    seen.and_then(|seen| Some((seen.before.as_ref()?, seen.after.as_ref()?)))
 }
 
 /// What can be at the leaf end of a stack.
 fn functions(discovery: &Discovery, subject: Subject) -> Vec<Function> {
-    if subject != Subject::Heap {
+    if matches!(subject, Subject::Faults | Subject::Mappings) {
         let call = |call: Call| Function { name: call.name().to_owned(), module: "system calls".into() };
         return Call::ALL.map(call).to_vec();
     }

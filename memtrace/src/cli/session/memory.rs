@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
-    collect::space::Space,
+    collect::{reconcile::Look, space::Space},
     kernel::{Tracer, source::call::Calls},
     target::{
         Process, TargetError, mappings,
@@ -23,12 +23,16 @@ const SHARE: u32 = 50;
 
 /// What was resident at one moment.
 pub struct Snapshot {
+    /// When.
+    pub at: Instant,
     /// The kernel's own sums, read right after the scan.
     pub rollup: Rollup,
     /// The pages.
     pub scan: Scan,
     /// Page faults of the process so far, as the kernel counts them.
     pub faults: u64,
+    /// Of threads that were not running.
+    pub stack_pointers: Vec<u64>,
 }
 
 impl Snapshot {
@@ -40,7 +44,13 @@ impl Snapshot {
         let faults = pages::fault_counts(process)?.total();
         let scan = pages::scan(process, &mappings::read(process)?)?;
         let rollup = pages::rollup(process)?;
-        Ok(Self { rollup, scan, faults })
+        let stack_pointers = process.stack_pointers();
+        Ok(Self { at: Instant::now(), rollup, scan, faults, stack_pointers })
+    }
+
+    /// As the reconciliation takes it.
+    pub fn look(&self) -> Look<'_> {
+        Look { scan: &self.scan, rollup: self.rollup }
     }
 }
 
@@ -108,11 +118,17 @@ impl Memory {
         self.next = Instant::now() + PAUSE.max(now.elapsed() * SHARE);
     }
 
-    /// Looks at what is there at the end, if the target still is.
-    pub fn end(&mut self, process: &Process) {
+    /// Looks at what is there at the end, if the target still is; whether it was.
+    pub fn end(&mut self, process: &Process) -> bool {
         match Snapshot::take(process) {
-            Ok(snapshot) => self.last = Some(snapshot),
-            Err(error) => tracing::info!("the pages at the end could not be looked at: {error}"),
+            Ok(snapshot) => {
+                self.last = Some(snapshot);
+                true
+            }
+            Err(error) => {
+                tracing::info!("the pages at the end could not be looked at: {error}");
+                false
+            }
         }
     }
 
