@@ -74,6 +74,24 @@ fn many_threads_that_map_and_unmap_at_once() {
     exact("threads");
 }
 
+/// More calls than can be kept while memtrace is busy: whether it keeps up is up to the machine, but it must say so.
+#[test]
+fn a_flood_of_calls_is_exact_or_said_to_be_lossy() {
+    let _turn = turn();
+    let grown = trace(Fixture::PlainSpace, "flood");
+    let losses = grown.losses();
+    println!("lost: {losses:#?}");
+    if losses.is_empty() {
+        grown.assert_live_exact();
+        grown.assert_all_exact();
+        assert!(!grown.lower_bound());
+    } else {
+        assert_eq!(losses.keys().collect::<Vec<_>>(), ["calls_lost"], "{losses:#?}");
+        assert!(grown.lower_bound());
+        assert!(grown.memtrace.stderr.contains("lower bound"), "{}", grown.memtrace.stderr);
+    }
+}
+
 #[test]
 fn the_resident_part_of_a_range() {
     let _turn = turn();

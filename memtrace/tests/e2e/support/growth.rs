@@ -11,7 +11,7 @@ use super::{
     build::Fixture,
     compare::{Unit, assert_exact},
     folded,
-    memtrace::Memtrace,
+    memtrace::{self, Memtrace},
     process::Ended,
     smaps,
     start::{Unwind, assert_start},
@@ -97,15 +97,19 @@ impl Growth<'_> {
         self.read(truth, memtrace, directory.path(), before.zip(after))
     }
 
-    /// The same, but the trace ends with the target or what it does when it is told to end.
-    pub fn run_until_end(&self) -> Grown {
+    /// Runs the fixture as memtrace's command, from its start to its end.
+    pub fn run_command(&self) -> Grown {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let (mut target, memtrace) = self.start(directory.path());
-        target.go();
-        let truth = target.truth();
-        target.end_line();
-        let memtrace = memtrace.end().success();
-        self.read(truth, memtrace, directory.path(), None)
+        let file = directory.path().join("truth.json").display().to_string();
+        let mut arguments = vec![self.subject.command().to_owned()];
+        arguments.extend(self.outputs(directory.path()));
+        arguments.extend(["--".to_owned(), self.fixture.path().display().to_string()]);
+        arguments.extend(self.arguments.iter().map(|argument| (*argument).to_owned()));
+        arguments.push(file.clone());
+        let ended = memtrace::run(&arguments);
+        assert_eq!(ended.code(), 5, "the command's status is passed on:\n{}", ended.stderr);
+        let truth = Truth::parse(read(FilePath::new(&file)).trim_end());
+        self.read(truth, ended, directory.path(), None)
     }
 
     fn start(&self, directory: &FilePath) -> (Target, Memtrace) {
@@ -127,6 +131,12 @@ impl Growth<'_> {
 
     fn command_line(&self, pid: u32, directory: &FilePath) -> Vec<String> {
         let mut arguments = vec![self.subject.command().to_owned(), "-p".into(), pid.to_string()];
+        arguments.extend(self.outputs(directory));
+        arguments
+    }
+
+    fn outputs(&self, directory: &FilePath) -> Vec<String> {
+        let mut arguments = Vec::new();
         arguments.extend(["--unit", self.unit(), "--unwind", self.unwind.name()].map(str::to_owned));
         if self.has_all() {
             arguments.extend(["--all".to_owned(), format!("--{}", self.subject.live())]);
@@ -197,7 +207,9 @@ fn clean(path: &Path) -> Path {
     const CALLS: [&str; 7] = ["mmap", "munmap", "brk", "mremap", "shmat", "madvise", "mlock"];
     let wraps = |frame: &String| {
         let name = frame.trim_start_matches("__GI_").trim_start_matches("__");
-        CALLS.contains(&name) || ["mmap64", "sbrk", "brk_call"].contains(&name) || frame.starts_with("[unknown] (libc.so.6+0x")
+        CALLS.contains(&name)
+            || ["mmap64", "sbrk", "brk_call"].contains(&name)
+            || frame.starts_with("[unknown] (libc.so.6+0x")
     };
     let mut path = path.clone();
     let Some(leaf) = path.pop() else { return path };
