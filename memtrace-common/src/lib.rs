@@ -9,6 +9,7 @@
 //! - [`fault`]: which call path made a page resident;
 //! - [`loss`]: why something was not recorded, one counter and one sentence per reason;
 //! - [`oracle`]: walks as the unwinder's test sees them;
+//! - [`resident`]: changes of the resident set;
 //! - [`settings`]: what the user side sets before the programs are loaded, and the run switch;
 //! - [`site`]: what a probed instruction means, packed into the 64-bit cookie of its probe;
 //! - [`stack`]: call stacks and the totals kept per stack.
@@ -21,6 +22,7 @@ pub mod event;
 pub mod fault;
 pub mod loss;
 pub mod oracle;
+pub mod resident;
 pub mod settings;
 pub mod site;
 pub mod stack;
@@ -59,6 +61,8 @@ pub mod maps {
     pub const ORACLE_CONTROL: &str = "ORACLE_CONTROL";
     /// Hash of [`crate::fault::ChunkKey`] to [`crate::fault::Chunk`].
     pub const PAGES: &str = "PAGES";
+    /// Array of u64, numbered by [`crate::resident::entry`].
+    pub const RESIDENT: &str = "RESIDENT";
     /// Ring buffer of [`crate::call::CallEvent`].
     pub const CALLS: &str = "CALLS";
     /// Ring buffer of [`crate::event::Event`].

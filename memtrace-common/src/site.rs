@@ -35,10 +35,21 @@ pub mod special {
 
     /// Page faults.
     pub const FAULT: u16 = 0xff00;
-    /// Changes of the resident set.
-    pub const RESIDENT: u16 = 0xff01;
+    /// The first of the changes of the resident set: one number for each [`crate::resident::Member`].
+    const RESIDENT: u16 = 0xff04;
     /// The first of the system calls.
     const CALLS: u16 = 0xff10;
+
+    /// The number of changes of one counter of the resident set.
+    #[inline(always)]
+    pub const fn of_member(member: u32) -> u16 {
+        RESIDENT + member as u16
+    }
+
+    /// The counter of the resident set with this number.
+    pub const fn member(site: u16) -> Option<u32> {
+        if site >= RESIDENT && site < RESIDENT + 4 { Some((site - RESIDENT) as u32) } else { None }
+    }
 
     /// The number of a system call.
     #[inline(always)]

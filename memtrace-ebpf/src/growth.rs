@@ -8,13 +8,14 @@ use memtrace_common::{
     event::Counter,
     fault::{CHUNK_PAGES, ChunkKey, Fault, PAGE, PageRecord},
     loss::Loss,
+    resident::{UNKNOWN, entry},
     site::special,
     stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK},
 };
 
 use crate::{
     alloc,
-    maps::{self, CALLS, PAGES, THREADS},
+    maps::{self, CALLS, PAGES, RESIDENT, THREADS},
     stack,
     unwind::{self, Start},
 };
@@ -173,4 +174,58 @@ fn send(call: u32, thread: u64, fill: impl FnOnce(&mut CallEvent)) {
         fill(event);
     }
     entry.submit(0);
+}
+
+/// A counter of the target's resident set has got a new size by the current thread, one of the target's.
+#[inline(always)]
+pub fn resident_changed(space: u32, member: u32, size: u64, start: &Start) {
+    let Some(known) = RESIDENT.get_ptr_mut(entry::SPACE) else { return };
+    // SAFETY: map memory, an aligned word.
+    unsafe { core::ptr::write_volatile(known, u64::from(space)) };
+    let Some(last) = exchange_size(member, size) else { return };
+    let Some(stack) = number(bpf_get_current_pid_tgid(), special::of_member(member), start) else {
+        maps::lose(Loss::ThreadsFull, size.abs_diff(last));
+        return;
+    };
+    if stack.loss != 0 {
+        maps::lose_number(stack.loss - 1, size.abs_diff(last));
+    }
+    if size >= last {
+        maps::settle_allocated(stack.number, size - last);
+    } else {
+        maps::settle_freed(stack.number, last - size);
+    }
+}
+
+/// The same by somebody else: a thread of the kernel, or another process.
+#[inline(always)]
+pub fn resident_changed_by_others(space: u32, member: u32, size: u64) {
+    let Some(known) = RESIDENT.get_ptr_mut(entry::SPACE) else { return };
+    // SAFETY: map memory, an aligned word.
+    if unsafe { core::ptr::read_volatile(known) } != u64::from(space) {
+        return;
+    }
+    let Some(last) = exchange_size(member, size) else { return };
+    let (sum, bytes) =
+        if size >= last { (entry::OTHERS_ADDED, size - last) } else { (entry::OTHERS_REMOVED, last - size) };
+    if let Some(sum) = RESIDENT.get_ptr_mut(sum + member) {
+        // SAFETY: map memory, an aligned word.
+        unsafe { maps::add(sum, bytes) };
+    }
+}
+
+/// Notes a counter's new size; the one before, `None` if it is not known. Differences of sizes that were taken one after the
+/// other add up to the change from the first to the last, in whatever order concurrent changes come.
+#[inline(always)]
+fn exchange_size(member: u32, size: u64) -> Option<u64> {
+    let slot = RESIDENT.get_ptr_mut(entry::LAST + member)?;
+    // SAFETY: map memory, an aligned word.
+    let last = unsafe { maps::exchange(slot, size) };
+    if last != UNKNOWN {
+        return Some(last);
+    }
+    let first = RESIDENT.get_ptr_mut(entry::FIRST + member)?;
+    // SAFETY: map memory, an aligned word.
+    unsafe { core::ptr::write_volatile(first, size) };
+    None
 }

@@ -11,6 +11,7 @@ use memtrace_common::{
     fault::{Chunk, ChunkKey},
     loss::{Loss, LossCount},
     oracle::OracleControl,
+    resident,
     settings::{Control, ReturnInstances, Run},
     stack::{StackRecord, Totals},
     unwind::{CodeMapping, MAX_MAPPINGS},
@@ -52,6 +53,9 @@ pub static PAGES: HashMap<ChunkKey, Chunk> = HashMap::with_max_entries(64, 0);
 /// One all-zero chunk, which new ones start from.
 #[map]
 static BLANK_CHUNK: Array<Chunk> = Array::with_max_entries(1, 0);
+/// Sizes of the target's resident set.
+#[map]
+pub static RESIDENT: Array<u64> = Array::with_max_entries(resident::entry::COUNT, 0);
 /// One page, unless system calls are traced.
 #[map]
 pub static CALLS: RingBuf = RingBuf::with_byte_size(4096, 0);
@@ -142,6 +146,20 @@ pub unsafe fn add(counter: *mut u64, value: u64) {
     unsafe {
         asm!("lock *(u64 *)({counter} + 0) += {value}", counter = in(reg) counter, value = in(reg) value, options(nostack));
     }
+}
+
+/// Puts `value` in place of a 64-bit word in map memory, atomically: what was there.
+///
+/// # Safety
+/// `word` points to an aligned u64 in a map value.
+#[inline(always)]
+pub unsafe fn exchange(word: *mut u64, value: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: promised by the caller; the instruction touches nothing else.
+    unsafe {
+        asm!("{value} = xchg_64({word} + 0, {value})", word = in(reg) word, value = inout(reg) value, options(nostack));
+    }
+    value
 }
 
 #[inline(always)]

@@ -3,6 +3,7 @@
 mod fault;
 mod oracle;
 mod process;
+mod resident;
 mod syscall;
 mod uprobe;
 mod user;

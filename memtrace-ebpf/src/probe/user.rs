@@ -74,6 +74,12 @@ impl User {
 /// Whether the current thread belongs to the target and the trace runs.
 #[inline(always)]
 pub fn traced() -> bool {
+    is_target() && maps::running()
+}
+
+/// Whether the current thread belongs to the target.
+#[inline(always)]
+pub fn is_target() -> bool {
     let target = maps::target_tgid();
-    target != 0 && (bpf_get_current_pid_tgid() >> 32) as u32 == target && maps::running()
+    target != 0 && (bpf_get_current_pid_tgid() >> 32) as u32 == target
 }

@@ -59,7 +59,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         views,
         unit: args.unit,
         probes: Probes::Recording,
-        watch: Watch { faults: args.touched, space: args.touched },
+        watch: Watch { faults: args.touched, resident: false, space: args.touched },
         ask: Ask { subject, older: args.older.unwrap_or_default(), kind: None },
     })
 }

@@ -54,7 +54,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         views,
         unit: args.unit,
         probes: Probes::None,
-        watch: Watch { faults: false, space: true },
+        watch: Watch { faults: false, resident: false, space: true },
         ask: Ask { subject: Subject::Mappings, older: args.older.unwrap_or_default(), kind: None },
     })
 }

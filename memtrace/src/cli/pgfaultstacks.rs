@@ -28,6 +28,10 @@ pub struct Args {
     /// Shows the pages that became resident and still are; this is the default
     #[arg(long)]
     resident: bool,
+    /// Takes every change of the resident set from the kernel's own count, instead of page faults and a look at the pages: by
+    /// call path what was added to RSS minus what was taken away
+    #[arg(long, conflicts_with_all = ["all", "resident"])]
+    exact: bool,
     /// Only pages of this kind: anon, file or shmem
     #[arg(long, value_parser = kind, value_name = "KIND")]
     kind: Option<PageKind>,
@@ -49,13 +53,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             "--kind tells resident pages apart; what kind of page a fault was for is not known: leave out --all".into()
         ));
     }
+    let subject = if args.exact { Subject::Exact } else { Subject::Faults };
     trace::run(&Job {
         common: args.common,
-        subject: Subject::Faults,
+        subject,
         views,
         unit: args.unit,
         probes: Probes::None,
-        watch: Watch { faults: true, space: true },
-        ask: Ask { subject: Subject::Faults, older: Duration::ZERO, kind: args.kind },
+        watch: Watch { faults: !args.exact, resident: args.exact, space: true },
+        ask: Ask { subject, older: Duration::ZERO, kind: args.kind },
     })
 }

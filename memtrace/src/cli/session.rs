@@ -82,6 +82,8 @@ impl Ask {
 pub struct Watch {
     /// Page faults.
     pub faults: bool,
+    /// Changes of the resident set as the kernel counts them.
+    pub resident: bool,
     /// System calls that change the address space, and which pages are resident before and after.
     pub space: bool,
 }
@@ -458,7 +460,7 @@ fn run_time_address(modules: &Modules, module: &Module, address: u64) -> Option<
 
 /// Attaches what `watch` asks for.
 fn attach_memory(tracer: &mut Tracer, watch: Watch) -> anyhow::Result<Option<Memory>> {
-    if watch.faults || watch.space {
+    if watch != Watch::default() {
         anyhow::ensure!(
             kernel::in_initial_pid_namespace(),
             "page faults and system calls can be traced from the initial pid namespace only: run memtrace on the host"
@@ -466,6 +468,9 @@ fn attach_memory(tracer: &mut Tracer, watch: Watch) -> anyhow::Result<Option<Mem
     }
     if watch.faults {
         tracer.attach_faults()?;
+    }
+    if watch.resident {
+        tracer.attach_resident()?;
     }
     if !watch.space {
         return Ok(None);

@@ -195,6 +195,7 @@ async fn record(
     let noun = match job.subject {
         Subject::Heap | Subject::Touched => "allocations",
         Subject::Faults => "page faults",
+        Subject::Exact => "system calls",
         Subject::Mappings => "system calls",
     };
     let tick = |passed, events| progress.tick(passed, duration, events, noun);

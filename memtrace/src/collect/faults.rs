@@ -7,12 +7,14 @@ use std::{
 
 use memtrace_common::{
     fault::PAGE,
+    resident::Member,
     site::special,
     stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK, StackEnd, StackRecord, Totals},
 };
 
 use super::{attribution::PageGrowth, stacks};
 use crate::{
+    kernel::source::resident::MemberChange,
     profile::{Amount, Leaf, Resident, Stack, Touch},
     target::pages::{PageKind, Pages},
 };
@@ -85,6 +87,79 @@ fn stack(leaf: Leaf, frames: Vec<u64>, end: StackEnd, faults: u64, pages: Pages)
         oldest: None,
         growth: Vec::new(),
         resident: Some(resident),
+        touch: None,
+    }
+}
+
+/// Puts stacks together from changes of the resident set: `changes` are in the order of [`Member::ALL`], `before` is the
+/// resident set at the start, by kind.
+///
+/// What each counter's size changed by is the sum over all its stacks, those of others than the process's own threads (the
+/// kernel's, other processes) and the very first change, whose call path is not known.
+pub fn exact(
+    records: &HashMap<u32, StackRecord>,
+    totals: &[Totals],
+    changes: &[MemberChange; Member::ALL.len()],
+    before: Option<Pages>,
+) -> Vec<Stack> {
+    let mut stacks: Vec<Stack> = Vec::new();
+    for (number, totals) in (0u32..).zip(totals) {
+        let record = records.get(&number);
+        let Some(member) = record.and_then(|record| special::member(record.site)) else { continue };
+        let end = record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete);
+        let frames = record.map(stacks::frames).unwrap_or_default();
+        stacks.push(change(Leaf::Frame, frames, end, member, *totals));
+    }
+    for (member, change_of) in Member::ALL.into_iter().zip(changes) {
+        let others = Totals {
+            allocated_bytes: change_of.others_added,
+            allocated_count: u64::from(change_of.others_added > 0),
+            freed_bytes: change_of.others_removed,
+            freed_count: u64::from(change_of.others_removed > 0),
+        };
+        if others != Totals::default() {
+            stacks.push(change(Leaf::Others, Vec::new(), StackEnd::Complete, member as u32, others));
+        }
+        let start = before.map(|pages| pages.of(kind_of(member as u32)).saturating_mul(PAGE));
+        if let (Some(start), Some((first, _))) = (start, change_of.sizes) {
+            let first = Totals {
+                allocated_bytes: first.saturating_sub(start),
+                allocated_count: u64::from(first > start),
+                freed_bytes: start.saturating_sub(first),
+                freed_count: u64::from(first < start),
+            };
+            if first != Totals::default() {
+                stacks.push(change(Leaf::Unattributed, Vec::new(), StackEnd::Complete, member as u32, first));
+            }
+        }
+    }
+    stacks
+}
+
+fn kind_of(member: u32) -> PageKind {
+    if member == Member::File as u32 {
+        PageKind::File
+    } else if member == Member::Shared as u32 {
+        PageKind::Shmem
+    } else {
+        PageKind::Anon
+    }
+}
+
+fn change(leaf: Leaf, frames: Vec<u64>, end: StackEnd, member: u32, totals: Totals) -> Stack {
+    let net = totals.allocated_bytes.saturating_sub(totals.freed_bytes);
+    let mut pages = Pages::default();
+    pages.add(kind_of(member), net / PAGE);
+    Stack {
+        leaf,
+        frames,
+        end,
+        allocated: Amount { bytes: totals.allocated_bytes, count: totals.allocated_count },
+        freed: Amount { bytes: totals.freed_bytes, count: totals.freed_count },
+        unfreed: Amount { bytes: net, count: if net > 0 { totals.allocated_count } else { 0 } },
+        oldest: None,
+        growth: Vec::new(),
+        resident: Some(resident(pages)),
         touch: None,
     }
 }

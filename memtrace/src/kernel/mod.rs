@@ -1,5 +1,6 @@
 //! Can this kernel do it; load; attach. The only place that names aya.
 //!
+//! - `missed`: runs of programs that the kernel skipped;
 //! - `multi`: links over many sites at once;
 //! - `object`: the embedded eBPF object file;
 //! - `btf`: where members of the kernel's structures are;
@@ -8,6 +9,7 @@
 //! - [`code`]: unwind tables and code mappings;
 //! - [`tracer`]: loads the programs, holds the maps and the links;
 //! - [`source`]: event sources, one module each;
+//! - `tracefs`: the kernel's list of tracepoints;
 //! - `table`: reads whole tables out of the kernel;
 //! - [`hazard`]: known kernel defects that would harm a target;
 //! - [`feature`]: checks of all that memtrace needs of the kernel, for `memtrace doctor`;
@@ -18,12 +20,14 @@ pub mod budget;
 pub mod code;
 pub mod feature;
 pub mod hazard;
+mod missed;
 mod multi;
 mod object;
 mod preempt;
 pub mod release;
 pub mod source;
 mod table;
+mod tracefs;
 pub mod tracer;
 
 pub use tracer::{KernelError, Settings, Tracer};

@@ -33,12 +33,17 @@ pub mod program {
     /// Exit of a system call.
     pub const CALL_EXIT: &str = "call_exit";
 
+    /// The resident set has changed.
+    pub const RESIDENT_CHANGED: &str = "resident_changed";
+
     /// Hands walks over to the unwinder's test.
     pub const ORACLE_ENTRY: &str = "oracle_entry";
 
     /// Every program for uprobes.
     pub const UPROBES: [&str; 7] =
         [ALLOC_ENTRY, ALLOC_RETURN, FREE_ENTRY, LOADER_CHANGED, EMPTY_ENTRY, EMPTY_RETURN, ORACLE_ENTRY];
+    /// Every program for tracepoints.
+    pub const TRACEPOINTS: [&str; 1] = [RESIDENT_CHANGED];
     /// Every program for raw tracepoints.
     pub const RAW_TRACEPOINTS: [&str; 7] =
         [THREAD_EXIT, NEW_TASK, PROCESS_EXEC, PAGE_FAULT_USER, PAGE_FAULT_KERNEL, CALL_ENTRY, CALL_EXIT];
@@ -51,9 +56,9 @@ mod tests {
     #[test]
     #[allow(clippy::unwrap_used)]
     fn lists_are_complete() {
-        use super::program::{RAW_TRACEPOINTS, UPROBES};
+        use super::program::{RAW_TRACEPOINTS, TRACEPOINTS, UPROBES};
         let object = aya_obj::Object::parse(super::OBJECT).unwrap();
         let there: BTreeSet<&str> = object.programs.keys().map(String::as_str).collect();
-        assert_eq!(UPROBES.into_iter().chain(RAW_TRACEPOINTS).collect::<BTreeSet<_>>(), there);
+        assert_eq!(UPROBES.into_iter().chain(RAW_TRACEPOINTS).chain(TRACEPOINTS).collect::<BTreeSet<_>>(), there);
     }
 }

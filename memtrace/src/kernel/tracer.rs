@@ -11,7 +11,7 @@ use std::{
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader,
     maps::{Array, Map, MapData, MapError, PerCpuArray, RingBuf},
-    programs::{ProgramError, RawTracePoint, UProbe, raw_trace_point::RawTracePointLink, uprobe::UProbeLink},
+    programs::{Program, ProgramError, RawTracePoint, UProbe, raw_trace_point::RawTracePointLink, uprobe::UProbeLink},
 };
 use memtrace_common::{
     block::{Block, BlockKey},
@@ -26,6 +26,7 @@ use super::{
     btf,
     budget::Budget,
     code::CodeTables,
+    missed,
     multi::{self, MultiLoader},
     object::{OBJECT, program},
     preempt::PreemptGuard,
@@ -156,6 +157,7 @@ pub(super) enum AttachedLink {
     Uprobe(UProbeLink),
     RawTracePoint(RawTracePointLink),
     Multi(OwnedFd),
+    Perf(OwnedFd),
 }
 
 impl Drop for Tracer {
@@ -248,7 +250,10 @@ impl Tracer {
         for name in program::RAW_TRACEPOINTS {
             self.raw_tracepoint(name)?;
         }
-        Ok(program::UPROBES.len() + program::RAW_TRACEPOINTS.len())
+        for name in program::TRACEPOINTS {
+            self.tracepoint(name)?;
+        }
+        Ok(program::UPROBES.len() + program::RAW_TRACEPOINTS.len() + program::TRACEPOINTS.len())
     }
 
     /// Table sizes in force.
@@ -300,6 +305,10 @@ impl Tracer {
         Array::try_from(map)
             .and_then(|array: Array<&MapData, u64>| array.get(&(entry as u32), 0))
             .map_err(|source| KernelError::Map { name, source })
+    }
+
+    pub(super) fn program_mut(&mut self, name: &'static str) -> Result<&mut Program, KernelError> {
+        self.ebpf.program_mut(name).ok_or(KernelError::Missing(name))
     }
 
     pub(super) fn map(&self, name: &'static str) -> Result<&Map, KernelError> {
@@ -397,6 +406,10 @@ impl Tracer {
         let array: Array<&MapData, LossCount> =
             Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
         let mut losses = Vec::new();
+        let missed = self.missed()?;
+        if missed > 0 {
+            losses.push((Loss::Missed, LossCount { count: missed, bytes: 0 }));
+        }
         for loss in Loss::ALL {
             let count = array.get(&(loss as u32), 0).map_err(|source| KernelError::Map { name, source })?;
             if count.count > 0 {
@@ -404,6 +417,22 @@ impl Tracer {
             }
         }
         Ok(losses)
+    }
+
+    /// How often a program of tracepoints was not run.
+    ///
+    /// That for the kernel's page faults is left out: the faults that it causes itself, which it is not to see, are all
+    /// that come while it runs.
+    fn missed(&self) -> Result<u64, KernelError> {
+        let mut missed = 0;
+        for name in [program::PAGE_FAULT_USER, program::CALL_ENTRY, program::CALL_EXIT, program::RESIDENT_CHANGED] {
+            let program = self.ebpf.program(name).ok_or(KernelError::Missing(name))?;
+            if let Ok(descriptor) = program.fd() {
+                let count = missed::count(descriptor.as_fd());
+                missed += count.map_err(|source| KernelError::Table { name, source })?;
+            }
+        }
+        Ok(missed)
     }
 
     /// One counter, summed over the CPUs.

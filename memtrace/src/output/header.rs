@@ -92,6 +92,7 @@ fn seen(coverage: &Coverage) -> String {
     match coverage.subject {
         Subject::Heap | Subject::Touched => seen_heap(coverage),
         Subject::Faults => seen_faults(coverage),
+        Subject::Exact => "every change that the kernel counted".to_owned(),
         Subject::Mappings => {
             let calls = coverage.memory.as_ref().map_or(0, |memory| memory.calls);
             format!("{} that change the address space", units::counted(calls, "system call"))
@@ -130,8 +131,20 @@ fn totals(coverage: &Coverage) -> String {
     let (did, is) = match coverage.subject {
         Subject::Heap => ("allocated", "unfreed"),
         Subject::Faults | Subject::Touched => ("touched", "resident"),
+        Subject::Exact => ("added", "more than taken away"),
         Subject::Mappings => ("mapped", "still mapped"),
     };
+    if coverage.subject == Subject::Exact {
+        let net = i128::from(allocated.bytes) - i128::from(coverage.freed.bytes);
+        return format!(
+            "{} B ({}) added, {} B ({}) taken away: {}",
+            allocated.bytes,
+            units::bytes(allocated.bytes),
+            coverage.freed.bytes,
+            units::bytes(coverage.freed.bytes),
+            units::signed_bytes(net)
+        );
+    }
     let noun = |which| view::words(coverage.subject, which).noun;
     format!(
         "{}{} B ({}) {did} in {}, {} B ({}) {is} in {}",

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! schema           1
-//! subject          "heap" | "touched" | "faults" | "mappings"
+//! subject          "heap" | "touched" | "faults" | "exact" | "mappings"
 //! view             "unfreed" ("resident" of faults, "mapped" of mappings) | "all": what `bytes`, `count` and `share` of
 //!                  the stacks are about
 //! unit             "bytes" | "count" | "pages": what the order and `share` are by
@@ -286,6 +286,7 @@ fn subject(subject: Subject) -> &'static str {
     match subject {
         Subject::Heap => "heap",
         Subject::Touched => "touched",
+        Subject::Exact => "exact",
         Subject::Faults => "faults",
         Subject::Mappings => "mappings",
     }

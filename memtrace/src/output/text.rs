@@ -70,7 +70,7 @@ fn write_table(
                 writeln!(out, "{}", style.bold(&numbers))?;
                 write_path(
                     shown[row].frames,
-                    !matches!(table.subject, Subject::Faults | Subject::Touched),
+                    !matches!(table.subject, Subject::Faults | Subject::Exact | Subject::Touched),
                     style,
                     out,
                 )?;
@@ -107,6 +107,7 @@ fn titles(table: &LeakTable<'_>) -> Vec<String> {
         (Subject::Heap, Which::All) => &["unfreed bytes", ""],
         (Subject::Faults, Which::Unfreed) => &["kind"],
         (Subject::Faults, Which::All) => &["resident pages", ""],
+        (Subject::Exact, _) => &["kind", "taken away"],
         (Subject::Touched, _) => &[""],
         (Subject::Mappings, Which::Unfreed) => &["oldest", "resident"],
         (Subject::Mappings, Which::All) => &["mapped bytes", ""],
@@ -131,6 +132,10 @@ fn cells(table: &LeakTable<'_>, rank: usize, row: &LeakRow<'_>) -> Vec<String> {
             cells.push(growth.trim().to_owned());
         }
         (Subject::Faults, Which::Unfreed) => cells.push(row.stack.resident.map(kinds).unwrap_or_default()),
+        (Subject::Exact, _) => {
+            cells.push(row.stack.resident.map(kinds).unwrap_or_default());
+            cells.push(units::bytes(row.stack.freed.bytes));
+        }
         (Subject::Touched, _) => cells.push(String::new()),
         (Subject::Mappings, Which::Unfreed) => {
             cells.push(row.oldest.map(units::duration).unwrap_or_default());

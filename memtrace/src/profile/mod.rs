@@ -12,7 +12,7 @@ use memtrace_common::{
 };
 
 pub use memory::{FaultCounts, GrowthSummary, Memory, Resident};
-pub use named::{NameProblem, NamedProfile, NamedStack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
+pub use named::{NameProblem, NamedProfile, NamedStack, OTHERS, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +46,9 @@ pub enum Subject {
     /// Page faults: [`Stack::allocated`] are all faults (each counts as a page), [`Stack::unfreed`] are the pages that
     /// became resident and still are.
     Faults,
+    /// Changes of the resident set as the kernel counts them: [`Stack::allocated`] is what was added, [`Stack::freed`] what was
+    /// taken away, [`Stack::unfreed`] what was added more than taken away.
+    Exact,
     /// Resident memory of unfreed blocks, by who allocated it and who touched it ([`Stack::touch`]): both
     /// [`Stack::allocated`] and [`Stack::unfreed`] are the bytes on pages that became resident.
     Touched,
@@ -159,6 +162,8 @@ pub enum Leaf {
     Unknown,
     /// Not a stack: resident pages that no call path is known for.
     Unattributed,
+    /// Not a stack: what threads of the kernel and other processes did.
+    Others,
     /// The function or system call that was called: an index in [`Profile::functions`].
     Function(usize),
     /// The innermost frame itself.

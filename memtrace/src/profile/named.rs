@@ -12,6 +12,9 @@ use super::{Amount, Events, Function, Imbalance, Memory, Process, Resident, Subj
 /// The only frame of pages that no call path is known for.
 pub const UNATTRIBUTED: &str = "[unattributed]";
 
+/// The only frame of what the kernel and other processes did.
+pub const OTHERS: &str = "[by others]";
+
 /// The only frame of calls whose stack could not be stored.
 pub const UNKNOWN_CALL_PATH: &str = "[unknown call path]";
 

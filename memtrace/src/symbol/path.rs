@@ -2,7 +2,7 @@
 
 use memtrace_common::stack::StackEnd;
 
-use crate::profile::{Leaf, Profile, Stack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
+use crate::profile::{Leaf, OTHERS, Profile, Stack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 
 use super::{
     Names,
@@ -68,6 +68,7 @@ fn name_frames(profile: &Profile, stack: &Stack, places: &Places, located: &[Loc
     let placeholder = match stack.leaf {
         Leaf::Unknown => Some(UNKNOWN_CALL_PATH),
         Leaf::Unattributed => Some(UNATTRIBUTED),
+        Leaf::Others => Some(OTHERS),
         Leaf::Function(_) | Leaf::Frame => None,
     };
     if let Some(placeholder) = placeholder {

@@ -32,7 +32,7 @@ impl Places {
         let mut addresses: Vec<u64> = profile
             .stacks
             .iter()
-            .filter(|stack| !matches!(stack.leaf, Leaf::Unknown | Leaf::Unattributed))
+            .filter(|stack| !matches!(stack.leaf, Leaf::Unknown | Leaf::Unattributed | Leaf::Others))
             .flat_map(|stack| &stack.frames)
             .chain(profile.stacks.iter().filter_map(|stack| stack.touch.as_ref()).flat_map(|touch| &touch.frames))
             .copied()

@@ -39,6 +39,8 @@ pub struct Coverage {
     pub stacks: u64,
     /// All allocations.
     pub allocated: Amount,
+    /// What of them was freed.
+    pub freed: Amount,
     /// Unfreed blocks, without [`Self::younger`].
     pub unfreed: Amount,
     /// Stacks with frames missing at the root end, by reason.
@@ -146,6 +148,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         losses,
         stacks: profile.stacks.iter().fold(0, |sum, stack| sum.saturating_add(stack.recorded)),
         allocated: sum(|stack| stack.allocated),
+        freed: sum(|stack| stack.freed),
         unfreed,
         truncated: truncated(&profile.stacks),
         problems: profile.problems.clone(),

@@ -26,6 +26,9 @@ pub const fn words(subject: Subject, which: Which) -> Words {
             ("resident", "Pages that became resident and still are", "no pages became resident", "page")
         }
         (Subject::Faults, Which::All) => ("all", "All page faults", "no page faults", "fault"),
+        (Subject::Exact, _) => {
+            ("exact", "Growth of the resident set by the kernel's own count", "the resident set did not grow", "change")
+        }
         (Subject::Touched, _) => (
             "touched",
             "Resident memory of unfreed blocks, by who allocated and who touched it",

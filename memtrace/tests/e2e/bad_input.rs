@@ -168,7 +168,7 @@ fn flags_that_contradict_each_other() {
     for arguments in [
         &["-p", &pid, "--", "/bin/true"][..],
         &[],
-        &["-p", &pid, "--unit", "pages"],
+        &["-p", &pid, "--unit", "blocks"],
         &["-p", &pid, "--older", "-3"],
         &["-p", &pid, "--older", "1", "--all"],
         &["-p", &pid, "-d", "0"],

@@ -94,7 +94,7 @@ impl Exactness {
             total.seen.add(seen);
             let row = match stack.leaf {
                 Leaf::Function(index) => functions.get_mut(index).unwrap_or(&mut unknown),
-                Leaf::Unknown | Leaf::Unattributed | Leaf::Frame => &mut unknown,
+                Leaf::Unknown | Leaf::Unattributed | Leaf::Others | Leaf::Frame => &mut unknown,
             };
             row.seen.add(seen);
         }

@@ -102,6 +102,11 @@ impl Session {
             }
             (Subject::Touched, Some(seen)) => self.touched(&records, blocks.as_deref().unwrap_or_default(), seen)?,
             (Subject::Faults, Some(seen)) => self.faults(&records, seen, ask.kind)?,
+            (Subject::Exact, seen) => {
+                let totals = self.tracer.totals(self.tracer.stack_count()?)?;
+                let before = seen.as_ref().and_then(|seen| seen.before.as_ref()).map(|before| before.scan.pages());
+                faults::exact(&records, &totals, &self.tracer.resident_changes()?, before)
+            }
             (Subject::Mappings, Some(seen)) => {
                 let resident = seen.after.as_ref().map(|after| after.scan.ranges.as_slice());
                 mappings::assemble(&records, &seen.space, resident, now, ask.older, call_of)

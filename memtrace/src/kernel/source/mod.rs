@@ -4,4 +4,5 @@ pub mod call;
 pub mod fault;
 pub mod oracle;
 pub mod process;
+pub mod resident;
 pub mod uprobe;
