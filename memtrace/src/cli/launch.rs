@@ -46,7 +46,9 @@ pub fn start(argv: &[OsString], options: &Options, probes: Probes) -> anyhow::Re
     let children = signal(SignalKind::child()).context("signals can't be taken over")?;
     let mut launched = Launched::spawn(argv)?;
     match attach(&mut launched, options, probes) {
-        Ok((session, Some(status))) => Ok((session, Command { launched: None, status: Some(status), held: None, children })),
+        Ok((session, Some(status))) => {
+            Ok((session, Command { launched: None, status: Some(status), held: None, children }))
+        }
         Ok((session, None)) => {
             launched.release_until_end()?;
             Ok((session, Command { launched: Some(launched), status: None, held: None, children }))

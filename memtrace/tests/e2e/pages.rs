@@ -12,6 +12,7 @@ use crate::support::{
     growth::{Grown, Growth, Subject, UNATTRIBUTED},
     root::turn,
     start::Unwind,
+    target::Target,
     truth::Paths,
 };
 
@@ -87,6 +88,21 @@ fn exact_growth(case: &str) {
     let _turn = turn();
     for fixture in BOTH {
         assert_growth(&trace(fixture, case));
+    }
+}
+
+/// If this fails, nothing that the other tests say counts.
+#[test]
+fn every_case_runs_untraced() {
+    for fixture in BOTH {
+        for case in CASES {
+            let mut target = Target::start(fixture, &[case]);
+            target.go();
+            let truth = target.truth();
+            assert!(!truth.unfreed.is_empty() || !truth.all.is_empty(), "{case} does nothing");
+            let ended = target.finish();
+            assert!(ended.status.success(), "{fixture:?} {case}: {:?}\n{}", ended.status, ended.stderr);
+        }
     }
 }
 

@@ -134,8 +134,11 @@ require('readline').createInterface({ input: process.stdin }).on('line', (line) 
 #[test]
 fn a_compiler_run() {
     let _turn = turn();
-    let name = Command::new("g++").arg("-print-prog-name=cc1plus").output().expect("g++ starts");
-    let compiler = String::from_utf8(name.stdout).unwrap().trim().to_owned();
+    let ask = |question: &str| {
+        let answer = Command::new("g++").arg(question).output().expect("g++ starts");
+        String::from_utf8(answer.stdout).unwrap().trim().to_owned()
+    };
+    let (compiler, system) = (ask("-print-prog-name=cc1plus"), ask("-print-multiarch"));
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source.cpp").display().to_string();
     let text = "#include <map>\n#include <string>\n#include <regex>\n#include <iostream>\n\
@@ -143,8 +146,8 @@ fn a_compiler_run() {
     fs::write(&source, text).unwrap();
     let file = directory.path().join("growth.json").display().to_string();
     let assembly = directory.path().join("source.s").display().to_string();
-    let arguments =
-        ["pgfaultstacks", "-o", &file, "--", &compiler, "-quiet", "-O1", "-D_GNU_SOURCE", &source, "-o", &assembly];
+    let mut arguments = vec!["pgfaultstacks", "-o", &file, "--", &compiler, "-quiet", "-O1", "-D_GNU_SOURCE", &source];
+    arguments.extend(["-imultiarch", &system, "-o", &assembly]);
     let ended = memtrace::run(&arguments).success();
     assert!(fs::metadata(&assembly).unwrap().len() > 10_000, "nothing was compiled");
     let report = parse(&read(Path::new(&file)));
