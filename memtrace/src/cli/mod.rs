@@ -1,6 +1,7 @@
 //! The commands, one file each. Only here (and in a later daemon) are stages joined.
 
 mod bench_empty;
+mod bench_names;
 mod doctor;
 mod launch;
 mod limits;
@@ -47,6 +48,8 @@ enum Command {
     Selftest(selftest::Args),
     #[command(hide = true)]
     BenchEmpty(bench_empty::Args),
+    #[command(hide = true)]
+    BenchNames(bench_names::Args),
     /// The program that selftest traces
     #[command(name = "__workload", hide = true)]
     Workload,
@@ -86,6 +89,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::BenchEmpty(args) => bench_empty::run(&args),
+        Command::BenchNames(args) => bench_names::run(&args),
         Command::Workload => workload::run(),
     }
 }

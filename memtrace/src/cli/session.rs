@@ -131,6 +131,8 @@ pub struct Session {
     sweeper: Sweeper,
     watch: Watch,
     memory: Option<Memory>,
+    /// Reports of the loader when the memory map was last read.
+    loader_seen: u64,
 }
 
 /// A finished trace.
@@ -231,6 +233,7 @@ impl Session {
             sweeper: Sweeper::new(sweep),
             watch: options.watch,
             memory,
+            loader_seen: 0,
         })
     }
 
@@ -280,6 +283,7 @@ impl Session {
         let events = self.tracer.loader_events()?;
         // A target that has just exited has no map any more: what was seen before stays.
         let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
+        self.note_loader(events)?;
         if changed {
             if self.unwind != Unwind::FramePointers {
                 self.unwinding.prepare(&self.modules);
@@ -287,6 +291,15 @@ impl Session {
             self.unwinding.hand_over(&mut self.tracer, &self.modules)?;
         }
         self.tracer.set_loader_seen(events)
+    }
+
+    /// Tells how many reports of the loader came between the last two reads of the memory map, of which the latter began
+    /// after `events` of them.
+    fn note_loader(&mut self, events: u64) -> Result<(), kernel::KernelError> {
+        let removed = self.tracer.last_removal()? > self.loader_seen;
+        self.modules.note_loader(events.saturating_sub(self.loader_seen), removed);
+        self.loader_seen = events;
+        Ok(())
     }
 
     /// Begins to record.

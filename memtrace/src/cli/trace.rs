@@ -27,7 +27,7 @@ use crate::{
     },
     output::{self, Format, Outputs, ViewOptions, Written},
     profile::{NamedProfile, Subject, TraceEnd},
-    symbol,
+    symbol::{self, debuginfod::Settings},
     target::Process,
     view::{self, Unit, Which},
 };
@@ -52,6 +52,17 @@ pub struct Common {
     /// Most call paths in the table
     #[arg(long, value_name = "N", default_value_t = 20)]
     top: usize,
+    /// Tells call paths apart by source line too, and shows file and line of every frame, inlined ones included: in the table
+    /// and in folded stacks as "function (file.c:12)", in JSON with the whole path
+    #[arg(long)]
+    lines: bool,
+    /// Shows C++ and Rust names with all their template arguments and parameters in the table. The other formats always do
+    #[arg(long)]
+    full_names: bool,
+    /// Fetches debug files that are not on this machine from the debuginfod servers in DEBUGINFOD_URLS. Without this option,
+    /// or MEMTRACE_DEBUGINFOD=1, memtrace never uses the network
+    #[arg(long, env = "MEMTRACE_DEBUGINFOD", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
+    debuginfod: bool,
     /// How stacks are walked: auto (by unwind tables, and by frame pointers in code that has none), dwarf (by unwind
     /// tables only) or fp (by frame pointers only)
     #[arg(long, value_parser = unwind, default_value = "auto", value_name = "HOW")]
@@ -100,6 +111,13 @@ pub fn views(unfreed: bool, all: bool) -> Vec<Which> {
 /// Whatever prevents a result.
 pub fn run(job: &Job) -> anyhow::Result<ExitCode> {
     let common = &job.common;
+    if common.debuginfod && Settings::from_environment().is_none() {
+        bail!(UsageError(
+            "--debuginfod needs at least one http:// or https:// URL of a server in DEBUGINFOD_URLS, and a place for the \
+             cache: DEBUGINFOD_CACHE_PATH, XDG_CACHE_HOME or HOME"
+                .into()
+        ));
+    }
     let planned = output::plan(&common.output, common.format, &job.views, job.subject)
         .map_err(|error| UsageError(error.to_string()))?;
     let outputs = Outputs::prepare(&planned)?;
@@ -207,12 +225,17 @@ async fn record(
 /// Names the addresses and writes every output. The second value tells whether everything is there and true.
 fn report(job: &Job, finished: Finished, outputs: Outputs) -> anyhow::Result<(NamedProfile, bool)> {
     let mut progress = Progress::naming();
-    let named = symbol::name(&finished.profile, &mut |done, total| progress.count(done, total));
+    let names = symbol::Options {
+        lines: job.common.lines,
+        debuginfod: Settings::from_environment().filter(|_| job.common.debuginfod),
+    };
+    let named = symbol::name(&finished.profile, &names, &mut |done, total| progress.count(done, total));
     progress.clear();
     let options = ViewOptions {
         unit: job.unit,
         top: job.common.top,
         colour: colour(io::stdout().is_terminal()),
+        full_names: job.common.full_names,
         ..ViewOptions::default()
     };
     if !outputs.shows_coverage() {

@@ -335,6 +335,15 @@ impl Tracer {
         self.write_control(Control::LoaderSeen, events)
     }
 
+    /// Which of the reports counted by [`Self::loader_events`], from 1, was the last that libraries are being removed; 0
+    /// if there was none.
+    ///
+    /// # Errors
+    /// The control map can't be read.
+    pub fn last_removal(&self) -> Result<u64, KernelError> {
+        self.control(Control::LastRemoval)
+    }
+
     /// How many stack numbers are in use, number 0 included.
     ///
     /// # Errors

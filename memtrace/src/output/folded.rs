@@ -1,14 +1,16 @@
 //! Folded stacks, the input of flame graph tools: `comm;frame;frame;… VALUE`, root first, one line for every call path,
 //! sorted. What names may not contain is replaced as [`super::escape::folded`] says; call paths that are the same line
-//! then are one line with the sum.
+//! then are one line with the sum. Names are whole, however long; with source lines, a frame is `name (file.c:12)`.
 
 use std::{
     collections::BTreeMap,
     io::{self, Write},
-    sync::Arc,
 };
 
-use crate::{profile::NamedProfile, view};
+use crate::{
+    profile::{NamedProfile, NamedStack},
+    view,
+};
 
 use super::{ViewOptions, escape};
 
@@ -24,8 +26,8 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
 pub fn lines(profile: &NamedProfile, options: &ViewOptions) -> BTreeMap<String, u64> {
     let comm = comm(&profile.process.comm);
     let mut lines = BTreeMap::new();
-    for (frames, value) in view::flame(profile, options.which, options.unit) {
-        let sum: &mut u64 = lines.entry(path(&comm, frames)).or_default();
+    for (stack, value) in view::flame(profile, options.which, options.unit) {
+        let sum: &mut u64 = lines.entry(path(&comm, stack)).or_default();
         *sum = sum.saturating_add(value);
     }
     lines
@@ -40,11 +42,11 @@ fn comm(comm: &str) -> String {
     }
 }
 
-fn path(comm: &str, frames: &[Arc<str>]) -> String {
+fn path(comm: &str, stack: &NamedStack) -> String {
     let mut path = String::from(comm);
-    for frame in frames {
+    for position in 0..stack.frames.len() {
         path.push(';');
-        path.push_str(&escape::folded(frame));
+        path.push_str(&escape::folded(&view::frame::label(stack, position)));
     }
     // A number at the end would be read as a value of its own, as in the lines that compare two profiles.
     if let Some(space) = path.rfind(' ')

@@ -14,6 +14,8 @@
 //! stacks           call paths, the one that holds most first:
 //!   frames           names, root first, the allocator function last; pseudo frames: "[truncated: reason]" first,
 //!                    "[unknown] (module+0xoffset)", "[unknown call path]" alone
+//!   lines            only with source lines: for each of `frames`, null or {file, line} (the path as the compiler
+//!                    recorded it; the line of the call, for inlined functions too)
 //!   truncated        null, or why frames are missing at the root end
 //!   recorded         how many recorded stacks have these names
 //!   bytes, count     what the path holds in this view
@@ -108,8 +110,16 @@ impl From<profile::Amount> for Amount {
 }
 
 #[derive(Serialize)]
+struct Line<'a> {
+    file: &'a str,
+    line: u32,
+}
+
+#[derive(Serialize)]
 struct Stack<'a> {
     frames: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lines: Vec<Option<Line<'a>>>,
     truncated: Option<&'static str>,
     recorded: u64,
     bytes: u64,
@@ -142,6 +152,11 @@ impl<'a> From<&LeakRow<'a>> for Stack<'a> {
         let stack = row.stack;
         Self {
             frames: row.frames.iter().map(AsRef::as_ref).collect(),
+            lines: stack
+                .lines
+                .iter()
+                .map(|line| line.as_ref().map(|line| Line { file: &line.file, line: line.line }))
+                .collect(),
             truncated: stack.truncated.map(|end| end.reason()),
             recorded: stack.recorded,
             bytes: row.amount.bytes,

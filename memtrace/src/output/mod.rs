@@ -44,11 +44,13 @@ pub struct ViewOptions {
     pub top: usize,
     /// Whether the text table may use terminal colours.
     pub colour: bool,
+    /// Whether long names are whole in the text table too. In the other formats they always are.
+    pub full_names: bool,
 }
 
 impl Default for ViewOptions {
     fn default() -> Self {
-        Self { which: Which::default(), unit: Unit::default(), top: 20, colour: false }
+        Self { which: Which::default(), unit: Unit::default(), top: 20, colour: false, full_names: false }
     }
 }
 

@@ -1,5 +1,5 @@
 //! A flame graph, drawn by inferno: root at the bottom, width by value, colours by name, so that one profile always
-//! gives the same bytes.
+//! gives the same bytes. Names are whole: a box shows as much of one as fits, and all of it when the mouse is over it.
 
 use std::io::{self, Write};
 

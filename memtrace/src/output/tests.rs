@@ -42,6 +42,7 @@ fn check_all(format: Format, prepare: impl Fn(String) -> String) {
         ("plain-all-count", sample::plain(), Which::All, Unit::Count),
         ("hostile-unfreed", sample::hostile(), Which::Unfreed, Unit::Bytes),
         ("hostile-all-count", sample::hostile(), Which::All, Unit::Count),
+        ("lined-unfreed", sample::lined(), Which::Unfreed, Unit::Bytes),
         ("empty", sample::empty(), Which::Unfreed, Unit::Bytes),
     ];
     for (name, profile, which, unit) in cases {
@@ -178,4 +179,18 @@ fn formats_by_name_and_extension() {
     assert_eq!(error, r#"there is no output format "xml"; use one of text folded svg json"#);
     let error = Format::from_path(Path::new("a\u{1b}.xml")).unwrap_err().to_string();
     assert!(error.contains(".txt .folded .svg .json") && !error.contains('\u{1b}'), "{error}");
+}
+
+#[test]
+fn names_are_whole_in_the_table_when_asked_for() {
+    let whole = ViewOptions { full_names: true, ..options(Which::Unfreed, Unit::Bytes) };
+    let name = "void std::vector<Entry, std::allocator<Entry> >::_M_realloc_insert<Entry>(Entry&&)";
+    let short = "void std::vector<…>::_M_realloc_insert<Entry>(Entry&&)";
+    let table = written(Format::Text, &sample::plain(), &whole);
+    assert!(table.contains(name) && !table.contains(short), "{table}");
+    let table = written(Format::Text, &sample::plain(), &options(Which::Unfreed, Unit::Bytes));
+    assert!(table.contains(short) && !table.contains(name), "{table}");
+    for format in [Format::Folded, Format::Json] {
+        assert!(written(format, &sample::plain(), &options(Which::Unfreed, Unit::Bytes)).contains(name));
+    }
 }

@@ -3,14 +3,11 @@
 //! Every row is a line of numbers, the frame that says most with the allocator function, and then all callers, innermost
 //! first.
 
-use std::{
-    io::{self, Write},
-    sync::Arc,
-};
+use std::io::{self, Write};
 
 use crate::{
-    profile::{NamedProfile, Resident, Subject},
-    view::{self, Coverage, LeakRow, LeakTable, Unit, Which},
+    profile::{NamedProfile, NamedStack, Resident, Subject},
+    view::{self, Coverage, LeakRow, LeakTable, Unit, Which, frame},
 };
 
 use super::{ViewOptions, escape, header, units};
@@ -68,12 +65,8 @@ fn write_table(
             None => writeln!(out, "{numbers}")?,
             Some(row) => {
                 writeln!(out, "{}", style.bold(&numbers))?;
-                write_path(
-                    shown[row].frames,
-                    !matches!(table.subject, Subject::Faults | Subject::Exact | Subject::Touched),
-                    style,
-                    out,
-                )?;
+                let has_leaf = !matches!(table.subject, Subject::Faults | Subject::Exact | Subject::Touched);
+                write_path(shown[row].stack, has_leaf, options.full_names, style, out)?;
             }
         }
     }
@@ -184,28 +177,36 @@ fn align(cells: &[String], widths: &[usize]) -> String {
     line
 }
 
-/// The headline, then every frame, innermost first; the last of `frames` is not one of them if it is a function or system
-/// call that was called. A headline that is the innermost frame is not repeated.
-fn write_path(frames: &[Arc<str>], has_leaf: bool, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let Some(last) = frames.last() else {
+/// The headline, then every frame, innermost first; the last is not one of them if it is a function or system call that was
+/// called. A headline that is the innermost frame is not repeated.
+fn write_path(
+    stack: &NamedStack,
+    has_leaf: bool,
+    full_names: bool,
+    style: Style,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let Some(last) = stack.frames.len().checked_sub(1) else {
         return Ok(());
     };
-    let callers = &frames[..frames.len() - usize::from(has_leaf)];
-    let leaf = escape::text(last);
+    let label = |position| {
+        let label = if full_names { frame::label(stack, position) } else { frame::short_label(stack, position) };
+        escape::text(&label).into_owned()
+    };
+    let callers = stack.frames.len() - usize::from(has_leaf);
     let mut rest = callers;
-    match view::headline(frames, has_leaf) {
+    match view::headline(&stack.frames, has_leaf) {
         Some(headline) => {
-            let name = escape::text(&frames[headline]);
-            let via = if has_leaf { format!("  via {leaf}") } else { String::new() };
-            writeln!(out, "      {}{via}", style.bold(&name))?;
-            if headline + 1 == callers.len() {
-                rest = &callers[..headline];
+            let via = if has_leaf { format!("  via {}", label(last)) } else { String::new() };
+            writeln!(out, "      {}{via}", style.bold(&label(headline)))?;
+            if headline + 1 == callers {
+                rest = headline;
             }
         }
-        None => writeln!(out, "      {}", style.bold(&leaf))?,
+        None => writeln!(out, "      {}", style.bold(&label(last)))?,
     }
-    for frame in rest.iter().rev() {
-        writeln!(out, "        {}", style.dim(&escape::text(frame)))?;
+    for position in (0..rest).rev() {
+        writeln!(out, "        {}", style.dim(&label(position)))?;
     }
     Ok(())
 }

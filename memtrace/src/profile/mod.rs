@@ -12,7 +12,7 @@ use memtrace_common::{
 };
 
 pub use memory::{FaultCounts, GrowthSummary, Memory, Resident};
-pub use named::{NameProblem, NamedProfile, NamedStack, OTHERS, UNATTRIBUTED, UNKNOWN_CALL_PATH};
+pub use named::{NameProblem, NamedProfile, NamedStack, OTHERS, SourceLine, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 
 /// Bytes and blocks (or calls) together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +75,8 @@ pub struct Profile {
     pub stacks: Vec<Stack>,
     /// Code mappings of the process, for naming addresses.
     pub mappings: Vec<Mapping>,
+    /// What else names are taken from.
+    pub names: NameSources,
     /// What the probes saw.
     pub events: Events,
     /// Non-zero losses.
@@ -198,6 +200,21 @@ pub struct Mapping {
     pub name: String,
     /// Where the file can be opened at any time (a descriptor that memtrace holds), if it is a file.
     pub open: Option<PathBuf>,
+}
+
+/// What names of a process come from besides the files that it maps. The paths lead to descriptors that memtrace holds, so
+/// that they can be used after the process has ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameSources {
+    /// The process's root directory, in its mount namespace: its separate debug files are looked up there first.
+    pub root: Option<PathBuf>,
+    /// The map of generated code that the process wrote (`/tmp/perf-PID.map`).
+    pub perf_map: Option<PathBuf>,
+    /// Code mappings that were seen but not kept, for there were too many.
+    pub left_out: u64,
+    /// Indices of the [`Profile::mappings`], in order, at whose addresses there may have been a library that memtrace never
+    /// saw: one that was loaded and removed between two reads of the memory map.
+    pub doubtful: Vec<usize>,
 }
 
 /// A stack whose numbers contradict each other: a bug of memtrace or of its kernel side.

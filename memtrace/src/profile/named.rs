@@ -54,6 +54,9 @@ pub struct NamedStack {
     /// without a stored stack have the one frame [`UNKNOWN_CALL_PATH`]. Names come from the target's files: any
     /// characters can be in there, so escape before printing.
     pub frames: Vec<Arc<str>>,
+    /// Where in the source each of the frames is, parallel to them: the line of the call, for inlined functions too.
+    /// Empty if lines were not asked for.
+    pub lines: Vec<Option<SourceLine>>,
     /// Why frames are missing at the root end, if they are.
     pub truncated: Option<StackEnd>,
     /// How many recorded stacks have these names.
@@ -70,6 +73,15 @@ pub struct NamedStack {
     pub growth: Vec<u64>,
     /// What of [`Self::unfreed`] is in resident pages at the end, if that was looked at.
     pub resident: Option<Resident>,
+}
+
+/// A line of a source file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceLine {
+    /// Path as the compiler recorded it; any characters can be in there.
+    pub file: Arc<str>,
+    /// Line number, from 1.
+    pub line: u32,
 }
 
 /// A module whose addresses could not be named as well as they should.

@@ -1,33 +1,39 @@
 //! Which mapping every address of a profile lies in.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 
 use crate::profile::{Leaf, Mapping, Profile};
 
-/// Every distinct return address of a profile, in order, with its place.
+/// Most places of one address that are told apart.
+const MAX_PLACES: usize = 8;
+
+/// Every distinct return address of a profile, in order, with its places.
 pub struct Places {
     addresses: Vec<u64>,
+    /// The places of all addresses, one address after the other.
     places: Vec<Place>,
+    /// Where those of each address begin in [`Self::places`], and where the last ones end.
+    starts: Vec<usize>,
 }
 
-/// The place of one return address.
-#[derive(Clone, Copy, Default)]
+/// A place of one return address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Index in [`Profile::mappings`].
-    pub mapping: Option<usize>,
-    /// File offset of the address to look up; 0 without a mapping.
+    pub mapping: usize,
+    /// File offset of the address to look up.
     pub offset: u64,
 }
 
 /// The address to look up for a return address: a byte of the call instruction. The return address itself may belong
 /// to the next line, or after a call that never returns, to the next function.
-fn lookup(return_address: u64) -> u64 {
+pub fn lookup(return_address: u64) -> u64 {
     return_address.saturating_sub(1)
 }
 
 impl Places {
-    /// Finds the place of every address. Where mappings overlap, because one replaced another during the trace, the
-    /// one that stands later in the list wins.
+    /// Finds the places of every address. There are several where one mapping took the place of another during the trace:
+    /// a recorded stack does not tell when it was recorded. The same place of the same file counts once.
     pub fn of(profile: &Profile) -> Self {
         let mut addresses: Vec<u64> = profile
             .stacks
@@ -39,32 +45,106 @@ impl Places {
             .collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let mut places = vec![Place::default(); addresses.len()];
+        let mut found: Vec<(usize, Place)> = Vec::with_capacity(addresses.len());
+        let mut last: Vec<Option<usize>> = vec![None; addresses.len()];
         for (index, mapping) in profile.mappings.iter().enumerate() {
             let first = addresses.partition_point(|address| lookup(*address) < mapping.start);
-            let last = addresses.partition_point(|address| lookup(*address) < mapping.end);
-            for position in first..last.max(first) {
+            let end = addresses.partition_point(|address| lookup(*address) < mapping.end);
+            for position in first..end.max(first) {
                 let distance = lookup(addresses[position]).saturating_sub(mapping.start);
-                places[position] = Place { mapping: Some(index), offset: mapping.offset.saturating_add(distance) };
+                let place = Place { mapping: index, offset: mapping.offset.saturating_add(distance) };
+                match last[position].map(|entry| &mut found[entry].1) {
+                    Some(before) if same(profile, *before, place) => *before = place,
+                    _ => {
+                        last[position] = Some(found.len());
+                        found.push((position, place));
+                    }
+                }
             }
         }
-        Self { addresses, places }
+        found.sort_by_key(|(position, _)| *position);
+        Self::arranged(profile, addresses, found)
     }
 
-    /// Number of distinct addresses.
+    fn arranged(profile: &Profile, addresses: Vec<u64>, found: Vec<(usize, Place)>) -> Self {
+        let mut places: Vec<Place> = Vec::with_capacity(found.len());
+        let mut starts = Vec::with_capacity(addresses.len() + 1);
+        let mut rest = found.into_iter().peekable();
+        for position in 0..addresses.len() {
+            let start = places.len();
+            starts.push(start);
+            while let Some((_, place)) = rest.next_if(|(at, _)| *at == position) {
+                if places.len() < start + MAX_PLACES
+                    && !places[start..].iter().any(|known| same(profile, *known, place))
+                {
+                    places.push(place);
+                }
+            }
+        }
+        starts.push(places.len());
+        Self { addresses, places, starts }
+    }
+
+    /// Number of places.
     pub fn len(&self) -> usize {
-        self.addresses.len()
+        self.places.len()
     }
 
-    /// The places, in the order of the addresses.
-    pub fn iter(&self) -> impl Iterator<Item = Place> {
-        self.places.iter().copied()
+    /// All places with the address to look up there, in the order of the addresses.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Place)> {
+        self.addresses.iter().enumerate().flat_map(|(position, address)| {
+            self.places[self.starts[position]..self.starts[position + 1]].iter().map(|place| (lookup(*address), *place))
+        })
     }
 
-    /// Position of a return address in the list, and its place.
-    pub fn find(&self, return_address: u64) -> Option<(usize, Place)> {
-        let position = self.addresses.binary_search(&return_address).ok()?;
-        Some((position, self.places[position]))
+    /// Positions of the places of a return address; empty if it lies in no mapping.
+    pub fn find(&self, return_address: u64) -> Range<usize> {
+        match self.addresses.binary_search(&return_address) {
+            Ok(position) => self.starts[position]..self.starts[position + 1],
+            Err(_) => 0..0,
+        }
+    }
+
+    /// Addresses with several places.
+    pub fn ambiguous(&self) -> impl Iterator<Item = u64> {
+        let several = |position: &usize| self.starts[position + 1] - self.starts[*position] > 1;
+        (0..self.addresses.len()).filter(several).map(|position| self.addresses[position])
+    }
+
+    /// Keeps the places of return addresses that `fits` is true of, and those of addresses of which it is never true.
+    pub fn retain(&mut self, mut fits: impl FnMut(u64, Place) -> bool) {
+        let mut kept = Vec::with_capacity(self.places.len());
+        for (position, address) in self.addresses.iter().enumerate() {
+            let all = self.starts[position]..self.starts[position + 1];
+            let start = kept.len();
+            kept.extend(self.places[all.clone()].iter().copied().filter(|place| fits(*address, *place)));
+            if kept.len() == start {
+                kept.extend_from_slice(&self.places[all]);
+            }
+            self.starts[position] = start;
+        }
+        if let Some(end) = self.starts.last_mut() {
+            *end = kept.len();
+        }
+        self.places = kept;
+    }
+
+    /// The place at a position.
+    pub fn get(&self, position: usize) -> Place {
+        self.places[position]
+    }
+}
+
+/// Whether two places are the same code: one byte of one file, or memory of one kind without a file.
+fn same(profile: &Profile, a: Place, b: Place) -> bool {
+    let (first, second) = (&profile.mappings[a.mapping], &profile.mappings[b.mapping]);
+    match (&first.open, &second.open) {
+        (Some(one), Some(other)) => one == other && a.offset == b.offset,
+        // One of the kinds is a file that could not be opened: what it is, its name says.
+        (None, None) => {
+            module_name(first) == module_name(second) && (!first.name.starts_with('/') || a.offset == b.offset)
+        }
+        _ => false,
     }
 }
 

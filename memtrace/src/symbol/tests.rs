@@ -7,7 +7,7 @@ use std::{hint::black_box, path::PathBuf, time::Duration};
 use memtrace_common::stack::StackEnd;
 
 use super::*;
-use crate::profile::{Amount, Events, Function, Leaf, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH};
+use crate::profile::{Amount, Events, Function, Leaf, NameSources, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH};
 
 #[inline(never)]
 fn outer(value: u64) -> u64 {
@@ -24,11 +24,11 @@ mod nested {
 }
 
 /// A return address inside a function: its lookup lands on the function's first byte.
-fn inside(function: usize) -> u64 {
+pub fn inside(function: usize) -> u64 {
     function as u64 + 1
 }
 
-fn outer_address() -> u64 {
+pub fn outer_address() -> u64 {
     inside(outer as fn(u64) -> u64 as usize)
 }
 
@@ -37,7 +37,7 @@ fn inner_address() -> u64 {
 }
 
 /// The executable mappings of this process.
-fn mappings() -> Vec<Mapping> {
+pub fn mappings() -> Vec<Mapping> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines()
         .filter_map(|line| {
@@ -58,7 +58,7 @@ fn mappings() -> Vec<Mapping> {
         .collect()
 }
 
-fn stack(frames: &[u64], end: StackEnd) -> Stack {
+pub fn stack(frames: &[u64], end: StackEnd) -> Stack {
     Stack {
         leaf: Leaf::Function(0),
         resident: None,
@@ -73,7 +73,7 @@ fn stack(frames: &[u64], end: StackEnd) -> Stack {
     }
 }
 
-fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
+pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
     Profile {
         subject: Default::default(),
         memory: None,
@@ -87,17 +87,18 @@ fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
         ],
         stacks,
         mappings,
+        names: NameSources::default(),
         events: Events::default(),
         losses: Vec::new(),
         rss: None,
     }
 }
 
-fn named(profile: &Profile) -> NamedProfile {
-    name(profile, &mut |_, _| {})
+pub fn named(profile: &Profile) -> NamedProfile {
+    name(profile, &Options::default(), &mut |_, _| {})
 }
 
-fn frames(stack: &NamedStack) -> Vec<&str> {
+pub fn frames(stack: &NamedStack) -> Vec<&str> {
     stack.frames.iter().map(AsRef::as_ref).collect()
 }
 
@@ -105,7 +106,7 @@ fn frames(stack: &NamedStack) -> Vec<&str> {
 fn names_own_functions_root_first() {
     let stacks = vec![stack(&[inner_address(), outer_address()], StackEnd::Complete)];
     let mut calls = Vec::new();
-    let named = name(&profile(stacks, mappings()), &mut |done, total| {
+    let named = name(&profile(stacks, mappings()), &Options::default(), &mut |done, total| {
         calls.push((done, total));
     });
     assert_eq!(
@@ -340,12 +341,4 @@ fn calls_without_a_stack_are_one_pseudo_frame() {
     let named = named(&profile(vec![lost], Vec::new()));
     assert_eq!(frames(&named.stacks[0]), [UNKNOWN_CALL_PATH]);
     assert_eq!(named.stacks[0].truncated, None);
-}
-
-#[test]
-fn later_mappings_win_where_they_overlap() {
-    let mapping = |name: &str| Mapping { start: 0x10000, end: 0x11000, offset: 0, name: name.into(), open: None };
-    let stacks = vec![stack(&[0x10010], StackEnd::Complete)];
-    let named = named(&profile(stacks, vec![mapping("[old]"), mapping("[new]")]));
-    assert_eq!(frames(&named.stacks[0]), ["[unknown] ([new]+0x10)", "malloc"]);
 }

@@ -25,7 +25,7 @@ pub struct FileKey {
 }
 
 /// One line of a memory map.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
     /// First address.
     pub start: u64,

@@ -3,7 +3,8 @@
 //! [`process`] opens the process and refuses what cannot be traced; [`mappings`] reads its memory map; [`module`] opens
 //! the files behind it, through the process's own namespaces; [`discover`](mod@discover) finds the allocator there and
 //! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for. [`pages`] reads
-//! which pages of the process are resident.
+//! which pages of the process are resident. [`rooted`] opens files below the process's root directory, [`generated`] what
+//! names its code that is in no file.
 //!
 //! Nothing here needs more than read access to `/proc`, and nothing touches the target. Everything read (ELF files,
 //! `/proc` contents, names of symbols and processes) is taken for hostile: parsers are bounded and return errors, and
@@ -13,6 +14,7 @@ pub mod discover;
 mod elf;
 mod error;
 pub mod function;
+pub mod generated;
 pub mod launch;
 pub mod mappings;
 pub mod module;
@@ -20,6 +22,7 @@ pub mod pages;
 pub mod process;
 mod procfs;
 pub mod prologue;
+pub mod rooted;
 pub mod site;
 
 pub use discover::{Discovery, LoaderHook, Note, discover, discover_in};
@@ -31,4 +34,4 @@ pub use process::Process;
 pub use site::{ProbeRow, ProbeSite};
 
 #[cfg(test)]
-mod test_program;
+pub(crate) mod test_program;

@@ -74,6 +74,7 @@ pub fn leaks(profile: &NamedProfile, unit: Unit, which: Which) -> LeakTable<'_> 
             .cmp(&unit.of(a.amount))
             .then_with(|| other.of(b.amount).cmp(&other.of(a.amount)))
             .then_with(|| a.frames.cmp(b.frames))
+            .then_with(|| a.stack.lines.cmp(&b.stack.lines))
     });
     LeakTable { subject: profile.subject, which, unit, total, rows }
 }

@@ -3,14 +3,16 @@
 //! - [`leaks`]: call paths ranked by what they hold;
 //! - [`flame`]: call paths and one number each, for flame graphs;
 //! - [`coverage`]: what was traced, what was missed, and how sure the numbers are;
-//! - [`headline`]: the frame that says most about a call path.
+//! - [`headline`]: the frame that says most about a call path;
+//! - [`frame`]: how one frame is written.
 
 mod coverage;
+pub mod frame;
 mod headline;
 mod leaks;
 mod words;
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use memtrace_common::fault::PAGE;
 
@@ -90,14 +92,9 @@ pub fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Call paths, root first, with their number, in the profile's order. Paths with 0 are left out.
-pub fn flame(profile: &NamedProfile, which: Which, unit: Unit) -> Vec<(&[Arc<str>], u64)> {
-    profile
-        .stacks
-        .iter()
-        .map(|stack| (stack.frames.as_slice(), unit.of(which.of(stack))))
-        .filter(|(_, value)| *value != 0)
-        .collect()
+/// Call paths with their number, in the profile's order. Paths with 0 are left out.
+pub fn flame(profile: &NamedProfile, which: Which, unit: Unit) -> Vec<(&NamedStack, u64)> {
+    profile.stacks.iter().map(|stack| (stack, unit.of(which.of(stack)))).filter(|(_, value)| *value != 0).collect()
 }
 
 #[cfg(test)]

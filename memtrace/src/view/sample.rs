@@ -8,7 +8,8 @@ use memtrace_common::{
 };
 
 use crate::profile::{
-    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, Subject, TraceEnd, UNKNOWN_CALL_PATH,
+    Amount, Events, Function, NameProblem, NamedProfile, NamedStack, Process, SourceLine, Subject, TraceEnd,
+    UNKNOWN_CALL_PATH,
 };
 
 pub fn amount(bytes: u64, count: u64) -> Amount {
@@ -23,6 +24,7 @@ pub fn function(name: &str, module: &str) -> Function {
 pub fn stack(frames: &[&str], allocated: Amount, unfreed: Amount) -> NamedStack {
     NamedStack {
         frames: frames.iter().map(|frame| Arc::from(*frame)).collect(),
+        lines: Vec::new(),
         truncated: None,
         recorded: 1,
         allocated,
@@ -140,6 +142,24 @@ pub fn hostile() -> NamedProfile {
         stack(&["main", "operator new 12", "malloc 34"], amount(8, 1), amount(8, 1)),
         // Young blocks are neither freed nor counted.
         with(stack(&["main", "young", "malloc"], amount(500, 5), amount(0, 0)), |stack| stack.freed = amount(200, 2)),
+    ];
+    profile
+}
+
+/// With source lines, in files of harmless and of hostile names. Two paths differ only in a line.
+pub fn lined() -> NamedProfile {
+    let mut profile = plain();
+    let lines = |frames: &[&str], places: &[Option<(&str, u32)>]| {
+        with(stack(frames, amount(64, 4), amount(32, 2)), |stack| {
+            let line = |(file, line): (&str, u32)| SourceLine { file: file.into(), line };
+            stack.lines = places.iter().map(|place| place.map(line)).collect();
+        })
+    };
+    profile.stacks = vec![
+        lines(&["main", "load", "malloc"], &[Some(("/src/main.c", 12)), Some(("src/load.c", 7)), None]),
+        lines(&["main", "load", "malloc"], &[Some(("/src/main.c", 13)), Some(("src/load.c", 7)), None]),
+        lines(&["main", "evil", "malloc"], &[None, Some(("/x/\u{1b}[31m<&;\n a \u{202e}.c 5", u32::MAX)), None]),
+        lines(&["main", "slash", "malloc"], &[None, Some(("/", 1)), None]),
     ];
     profile
 }

@@ -68,7 +68,7 @@ fn flame_leaves_out_zeros() {
     let all = flame(&profile, Which::All, Unit::Count);
     assert_eq!(all.len(), 4);
     assert_eq!(all[0].1, 700_000);
-    assert_eq!(all[0].0[0].as_ref(), "_start");
+    assert_eq!(all[0].0.frames[0].as_ref(), "_start");
 }
 
 #[test]

@@ -28,6 +28,8 @@ mod command;
 mod fixtures;
 mod harm;
 mod limits;
+mod names;
+mod names_apart;
 mod outputs;
 mod pages;
 mod pages_life;

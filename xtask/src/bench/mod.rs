@@ -2,6 +2,7 @@
 
 mod measure;
 mod statistics;
+mod symbols;
 
 use std::{fs, path::Path};
 
@@ -27,10 +28,23 @@ pub struct Options {
     /// Short measurements, to see that all of them work: the numbers mean little
     #[arg(long)]
     quick: bool,
+    /// Only one part
+    #[arg(long, value_name = "PART")]
+    only: Option<Part>,
+}
+
+/// What can be measured alone.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Giving names to addresses
+    Symbols,
 }
 
 /// Builds everything, measures in interleaved rounds, and prints medians and ratios.
 pub fn bench(options: &Options) -> Result<()> {
+    if options.only == Some(Part::Symbols) {
+        return symbols::measure(&build::memtrace()?);
+    }
     run::need_root("measuring needs")?;
     let memtrace = build::memtrace()?;
     let directory = build::target_directory()?.join("bench");

@@ -310,6 +310,7 @@ mod tests {
                 .collect(),
             stacks: vec![stack(0, 1), stack(1, 1), stack(2, 1), stack(3, 1), stack(4, 1), stack(4, 1), stack(5, 1)],
             mappings: Vec::new(),
+            names: Default::default(),
             events: Events { failed: 2, ..Events::default() },
             losses: Vec::new(),
             rss: None,

@@ -101,7 +101,7 @@ fn tracefs(mounted: Option<&str>) -> Check {
         Some(path) => Check::ok(NAME, path),
         None => Check::degraded(
             NAME,
-            "not mounted; lost: nothing in this version, which uses raw tracepoints and probes by perf events",
+            "not mounted; lost: nothing, memtrace opens one of its own where it needs it",
             "mount -t tracefs tracefs /sys/kernel/tracing",
         ),
     }

@@ -42,6 +42,9 @@ const PLAIN_FLAGS: [&str; 12] = [
     "-DMAX_CHAIN=200",
 ];
 
+/// Build ID of the fixture whose debug file is elsewhere.
+pub const NAMES_BUILD_ID: &str = "-Wl,--build-id=0xfeedfacefeedface0123456789abcdef01234567";
+
 /// A compiled fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fixture {
@@ -76,6 +79,14 @@ pub enum Fixture {
     /// Opens [`Self::SpaceLeakLibrary`]; both are compiled as plain programs are.
     SpaceLeak,
     SpaceLeakLibrary,
+    /// Functions that are hard to name; nothing moved or aligned.
+    Names,
+    /// The same with a build ID of its own, to be split.
+    NamesSplit,
+    /// Libraries of one size whose functions have other names.
+    NamesFirst,
+    NamesSecond,
+    NamesCpp,
     /// Without any shared library.
     Static,
     /// Of the other word size.
@@ -121,6 +132,11 @@ impl Fixture {
             Self::PlainSpace => "plain-space",
             Self::SpaceLeak => "space-leak",
             Self::SpaceLeakLibrary => "space_leak.so",
+            Self::Names => "names",
+            Self::NamesSplit => "names-split",
+            Self::NamesFirst => "names_first.so",
+            Self::NamesSecond => "names_secnd.so",
+            Self::NamesCpp => "names-cpp",
             Self::Static => "static",
             Self::Tiny32 => "tiny32",
         }
@@ -155,6 +171,9 @@ impl Fixture {
             }
             Self::SpaceLeak => &["space_leak.c", "fixture.c"],
             Self::SpaceLeakLibrary => &["space_leak_lib.c"],
+            Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
+            Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
+            Self::NamesCpp => &["names.cpp"],
             Self::Static => &["plain.c", "fixture.c"],
             Self::Tiny32 => &["tiny32.S"],
         }
@@ -162,7 +181,7 @@ impl Fixture {
 
     fn compile(self, path: &Path) {
         let compiler = match self {
-            Self::Cpp | Self::Strings => std::env::var("CXX").unwrap_or_else(|_| "c++".into()),
+            Self::Cpp | Self::Strings | Self::NamesCpp => std::env::var("CXX").unwrap_or_else(|_| "c++".into()),
             _ => std::env::var("CC").unwrap_or_else(|_| "cc".into()),
         };
         let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -185,14 +204,23 @@ impl Fixture {
             Self::SpaceLeakLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibraryLarge => command.args(PLAIN_FLAGS).args(["-DLARGE", "-shared", "-fPIC"]),
+            Self::Names => command.args(FLAGS).args(["-falign-functions=1", "-fno-toplevel-reorder", "-rdynamic"]),
+            Self::NamesSplit => command.args(FLAGS).arg(NAMES_BUILD_ID),
+            Self::NamesFirst => command.args(FLAGS).args(["-shared", "-fPIC", "-DNAME=in_first"]),
+            Self::NamesSecond => command.args(FLAGS).args(["-shared", "-fPIC", "-DNAME=in_secnd"]),
             _ => command.args(FLAGS),
         };
         command.arg("-o").arg(&unfinished).args(self.sources());
         match self {
-            Self::Cpp | Self::Strings => command.arg(c_object("fixture.c", &FLAGS)),
-            Self::Truth | Self::PlainTruth | Self::Stacks | Self::StacksNow | Self::StacksFixed | Self::SpaceLeak => {
-                command.arg("-ldl")
-            }
+            Self::Cpp | Self::Strings | Self::NamesCpp => command.arg(c_object("fixture.c", &FLAGS)),
+            Self::Truth
+            | Self::PlainTruth
+            | Self::Stacks
+            | Self::StacksNow
+            | Self::StacksFixed
+            | Self::SpaceLeak
+            | Self::Names
+            | Self::NamesSplit => command.arg("-ldl"),
             _ => &mut command,
         };
         run(command, &compiler);

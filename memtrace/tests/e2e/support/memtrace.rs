@@ -37,6 +37,14 @@ impl Memtrace {
         memtrace
     }
 
+    /// As [`Self::tracing`], of one that was started by a command of its own.
+    pub fn tracing_by(process: Process) -> Self {
+        let mut memtrace = Self { process };
+        memtrace.process.close_input();
+        memtrace.wait_until_tracing();
+        memtrace
+    }
+
     pub fn wait_until_tracing(&mut self) {
         self.process.wait_for_error_line(TRACING);
     }

@@ -1,0 +1,188 @@
+//! Page faults, system calls and the resident set: memtrace touches pages of its own and looks whether all of them were
+//! seen.
+
+use std::{io, num::NonZeroU32, ptr};
+
+use memtrace_common::{call::Call, fault::PAGE, site::special};
+
+use super::{Check, Privileges};
+use crate::kernel::{
+    self, KernelError, Settings, Tracer,
+    budget::{self, Budget, Uses},
+};
+
+const FAULTS: &str = "page faults";
+const CALLS: &str = "system calls";
+const EXACT: &str = "exact growth";
+
+/// Pages mapped, and how many of them are touched.
+const MAPPED: u64 = 64;
+const TOUCHED: u64 = 40;
+
+/// What was seen of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// Pages with a fault.
+    pages: u64,
+    /// `mmap` of the length.
+    mapped: u64,
+    /// `munmap` of the length.
+    unmapped: u64,
+    losses: u64,
+}
+
+impl Seen {
+    const EXPECTED: Self = Self { pages: TOUCHED, mapped: 1, unmapped: 1, losses: 0 };
+}
+
+/// Traces this process while it maps, touches and unmaps memory.
+pub fn checks(privileges: &Privileges) -> Vec<Check> {
+    if !privileges.lacking().is_empty() {
+        return [FAULTS, CALLS, EXACT].map(Check::unchecked).to_vec();
+    }
+    if !kernel::in_initial_pid_namespace() {
+        let lost = "pgfaultstacks, mmapstacks and the split of RSS: they need the initial pid namespace";
+        return [FAULTS, CALLS, EXACT].map(|name| Check::degraded(name, lost, "run memtrace on the host")).to_vec();
+    }
+    let mut checks = match watch(false) {
+        Ok((seen, _)) => judge(seen).to_vec(),
+        Err(error) => [FAULTS, CALLS].map(|name| failed(name, &error)).to_vec(),
+    };
+    checks.push(match watch(true) {
+        // The first change tells the size that the next is compared with.
+        Ok((_, bytes)) if bytes >= (TOUCHED - 1) * PAGE => {
+            Check::ok(EXACT, "the tracepoint kmem:rss_stat reports every change of the resident set")
+        }
+        Ok((_, bytes)) => Check::missing(
+            EXACT,
+            format!("of {} bytes added, only {bytes} were reported", TOUCHED * PAGE),
+            "please report this as a bug, with the output of uname -a",
+        ),
+        Err(error) => Check::degraded(
+            EXACT,
+            format!("{error}; lost: pgfaultstacks --exact"),
+            "use a kernel with the tracepoint kmem:rss_stat, and run as root",
+        ),
+    });
+    checks
+}
+
+fn judge(seen: Seen) -> [Check; 2] {
+    let bug = "please report this as a bug, with the output of uname -a";
+    let faults = if seen.pages == Seen::EXPECTED.pages && seen.losses == 0 {
+        Check::ok(FAULTS, format!("{TOUCHED} pages touched in memtrace itself: every one recorded"))
+    } else {
+        Check::missing(FAULTS, format!("{} of {TOUCHED} pages recorded, {} losses", seen.pages, seen.losses), bug)
+    };
+    let calls = if (seen.mapped, seen.unmapped) == (1, 1) {
+        Check::ok(CALLS, "mmap and munmap in memtrace itself were reported")
+    } else {
+        Check::missing(
+            CALLS,
+            format!("one mmap and one munmap were made; {} and {} were reported", seen.mapped, seen.unmapped),
+            bug,
+        )
+    };
+    [faults, calls]
+}
+
+fn failed(name: &'static str, error: &KernelError) -> Check {
+    Check::degraded(
+        name,
+        format!("{error}; lost: pgfaultstacks, mmapstacks and the split of RSS"),
+        "use Linux 5.17 or newer, built with CONFIG_FTRACE_SYSCALLS",
+    )
+}
+
+/// What was seen, and the bytes added to the resident set as the kernel counts them if `exact`.
+fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
+    const RING: u32 = 64 * 1024;
+    let pid = std::process::id();
+    let budget = Budget::for_uses(budget::MIN_MIB, Uses { blocks: false, pages: true });
+    let settings = Settings { tgid: NonZeroU32::new(pid).map(NonZeroU32::get), calls: RING, ..Settings::plain(budget) };
+    let mut tracer = Tracer::load(&settings)?;
+    if exact {
+        tracer.attach_resident()?;
+    } else {
+        tracer.attach_faults()?;
+        tracer.attach_calls()?;
+    }
+    tracer.start()?;
+    let address = touch().map_err(|source| KernelError::Table { name: "of this process", source })?;
+    tracer.detach()?;
+    let mut seen = Seen { losses: tracer.losses()?.iter().map(|(_, loss)| loss.count).sum(), ..Seen::default() };
+    for (number, chunk) in tracer.page_records()? {
+        let first = number * chunk.pages.len() as u64;
+        let pages = (first..).zip(chunk.pages).filter(|(_, record)| *record != 0);
+        seen.pages += pages.filter(|(page, _)| (address / PAGE..address / PAGE + MAPPED).contains(page)).count() as u64;
+    }
+    if let Some(mut calls) = tracer.take_calls()? {
+        while let Some(event) = calls.next_call() {
+            if event.exit == 0 && event.arguments[1] == MAPPED * PAGE {
+                seen.mapped += u64::from(event.call == Call::Mmap as u32);
+                seen.unmapped += u64::from(event.call == Call::Munmap as u32 && event.arguments[0] == address);
+            }
+        }
+    }
+    let totals = tracer.totals(tracer.stack_count()?)?;
+    let mut added = 0;
+    tracer.for_each_stack(|number, record| {
+        if special::member(record.site).is_some() {
+            added += totals.get(number as usize).map_or(0, |totals| totals.allocated_bytes);
+        }
+    })?;
+    Ok((seen, added))
+}
+
+/// Maps memory, touches a part of it and unmaps it; where it was.
+fn touch() -> io::Result<u64> {
+    let length = (MAPPED * PAGE) as usize;
+    // SAFETY: a new private mapping at an address of the kernel's choice.
+    let memory = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if memory == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    for page in 0..TOUCHED {
+        // SAFETY: within the mapping, which nobody else knows.
+        unsafe { memory.cast::<u8>().add((page * PAGE) as usize).write_volatile(1) };
+    }
+    // SAFETY: the mapping made above.
+    if unsafe { libc::munmap(memory, length) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(memory as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::State, *};
+
+    #[test]
+    fn only_the_truth_is_ok() {
+        assert!(judge(Seen::EXPECTED).iter().all(|check| check.state == State::Ok));
+        let states = |seen| judge(seen).map(|check| check.state);
+        assert_eq!(states(Seen { pages: 39, ..Seen::EXPECTED }), [State::Missing, State::Ok]);
+        assert_eq!(states(Seen { losses: 1, ..Seen::EXPECTED }), [State::Missing, State::Ok]);
+        assert_eq!(states(Seen { unmapped: 0, ..Seen::EXPECTED }), [State::Ok, State::Missing]);
+    }
+
+    /// As root: everything that this very test does is seen.
+    #[test]
+    fn all_is_seen_here() {
+        let privileges = Privileges::gather();
+        let checks = checks(&privileges);
+        assert_eq!(checks.len(), 3);
+        if privileges.lacking().is_empty() {
+            assert!(checks.iter().all(|check| check.state == State::Ok), "{checks:?}");
+        }
+    }
+}
