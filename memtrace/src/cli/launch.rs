@@ -32,6 +32,8 @@ pub struct Command {
     /// Until it has ended and was waited for.
     launched: Option<Launched>,
     status: Option<ExitStatus>,
+    /// Where it is held: the kernel tells it once.
+    held: Option<Stop>,
     children: Signal,
 }
 
@@ -44,10 +46,12 @@ pub fn start(argv: &[OsString], options: &Options, probes: Probes) -> anyhow::Re
     let children = signal(SignalKind::child()).context("signals can't be taken over")?;
     let mut launched = Launched::spawn(argv)?;
     match attach(&mut launched, options, probes) {
-        Ok((session, Some(status))) => Ok((session, Command { launched: None, status: Some(status), children })),
+        Ok((session, Some(status))) => {
+            Ok((session, Command { launched: None, status: Some(status), held: None, children }))
+        }
         Ok((session, None)) => {
             launched.release_until_end()?;
-            Ok((session, Command { launched: Some(launched), status: None, children }))
+            Ok((session, Command { launched: Some(launched), status: None, held: None, children }))
         }
         Err(error) => {
             launched.kill();
@@ -80,23 +84,23 @@ fn attach(launched: &mut Launched, options: &Options, probes: Probes) -> anyhow:
 
 impl Command {
     /// Ready when the command is about to end, or has executed another program; it is held there, with its memory intact,
-    /// until [`Self::go_on`]. Ready at once if it has ended.
+    /// until [`Self::go_on`], and until then this is ready at once; so it is if the command has ended.
     ///
     /// # Errors
     /// It can't be waited for.
     pub async fn stops(&mut self) -> anyhow::Result<Stop> {
-        while let Some(launched) = &self.launched {
+        while let (None, Some(launched)) = (self.held, &self.launched) {
             match launched.progress()? {
                 Progress::Runs => drop(self.children.recv().await),
-                Progress::Ending => return Ok(Stop::End),
-                Progress::Executed => return Ok(Stop::Exec),
+                Progress::Ending => self.held = Some(Stop::End),
+                Progress::Executed => self.held = Some(Stop::Exec),
                 Progress::Ended(status) => {
                     self.status = Some(status);
                     self.launched = None;
                 }
             }
         }
-        Ok(Stop::End)
+        Ok(self.held.unwrap_or(Stop::End))
     }
 
     /// Attaches anew to a command that has executed another program ([`Stop::Exec`]), as [`start`] does.
@@ -105,6 +109,7 @@ impl Command {
     /// It can't be traced; it is left as it is.
     pub fn attach_again(&mut self, options: &Options, probes: Probes) -> anyhow::Result<Option<Session>> {
         let Some(mut launched) = self.launched.take() else { return Ok(None) };
+        self.held = None;
         let attached =
             launched.hold_at_entry().map_err(Into::into).and_then(|()| attach(&mut launched, options, probes));
         match attached {
@@ -125,7 +130,8 @@ impl Command {
     }
 
     /// Lets the command go on if it is held.
-    pub fn go_on(&self) {
+    pub fn go_on(&mut self) {
+        self.held = None;
         if let Some(launched) = &self.launched {
             // One that was killed meanwhile is not held any more: its end will be seen.
             let _ = launched.resume();

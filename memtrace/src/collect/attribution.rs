@@ -154,11 +154,11 @@ pub fn attribute(
                 work.block(&pieces);
                 pieces.clear();
             }
-            if pieces.is_empty() {
-                // Whole blocks without a record are done at once.
+            // Whole blocks without a record are done at once. Inside a block the records before the change are wanted still.
+            if pieces.is_empty() && change.first.is_multiple_of(BLOCK) {
                 let next = work.next_record(change.first);
                 let bulk = change.end.min(next) / BLOCK * BLOCK;
-                if change.first.is_multiple_of(BLOCK) && bulk > change.first {
+                if bulk > change.first {
                     work.bulk(&Change { end: bulk, ..change });
                     change.first = bulk;
                     continue;

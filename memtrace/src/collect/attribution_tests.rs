@@ -162,6 +162,14 @@ fn neighbours_in_the_window_go_before_nearer_ones() {
 }
 
 #[test]
+fn a_fault_whose_own_page_has_gone_still_has_neighbours() {
+    let (new, _) =
+        attributed(&[], &[range(515, 5, File), range(700, 2, Anon)], &[(512, read(1), None), (610, write(2), None)]);
+    let expected = [(515, 520, File, Some(1), Source::Window), (700, 702, Anon, Some(2), Source::Nearest)];
+    assert_eq!(new, expected);
+}
+
+#[test]
 fn neighbours_end_with_the_mapping_and_with_two_mebibytes() {
     let records = [(500, read(1), None), (1020, read(2), None)];
     let areas = [area(480, 505), area(505, 520)];

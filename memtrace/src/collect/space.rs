@@ -86,14 +86,16 @@ pub struct Applied {
 }
 
 impl Space {
-    /// Takes over what the memory map at the start tells.
-    pub fn begin(&mut self, mappings: &[Mapping]) {
-        let heap = mappings.iter().find(|mapping| mapping.name.as_os_str() == "[heap]");
-        self.program_break = heap.map_or(0, |heap| heap.end);
+    /// Takes over what the memory map at the start tells. `heap_start` is where the memory that `brk` makes begins; the map
+    /// shows none as long as the break is there.
+    pub fn begin(&mut self, mappings: &[Mapping], heap_start: Option<u64>) {
+        let heap = mappings.iter().rfind(|mapping| mapping.name.as_os_str() == "[heap]");
+        self.program_break = heap.map(|heap| heap.end).or(heap_start).unwrap_or(0);
     }
 
-    /// Applies one event, in the order in which they were sent. `length_at` tells how long the mapping at an address is.
-    pub fn apply(&mut self, event: &CallEvent, length_at: impl FnOnce(u64) -> Option<u64>) -> Applied {
+    /// Applies one event, in the order in which they were sent. `length_of` tells how long a System V segment is that was attached,
+    /// from its id and its address.
+    pub fn apply(&mut self, event: &CallEvent, length_of: impl FnOnce(u64, u64) -> Option<u64>) -> Applied {
         if event.exit == 0 {
             self.enter(event);
             return Applied::default();
@@ -103,7 +105,7 @@ impl Space {
             // The exit of the one was lost, and the entry of the other: what it did is not known.
             return Applied::default();
         }
-        self.exit(pending, event, length_at)
+        self.exit(pending, event, length_of)
     }
 
     fn enter(&mut self, event: &CallEvent) {
@@ -129,7 +131,7 @@ impl Space {
         }
     }
 
-    fn exit(&mut self, pending: Pending, exit: &CallEvent, length_at: impl FnOnce(u64) -> Option<u64>) -> Applied {
+    fn exit(&mut self, pending: Pending, exit: &CallEvent, length_of: impl FnOnce(u64, u64) -> Option<u64>) -> Applied {
         let Pending { event, taken } = pending;
         let [address, length, third, fourth, _] = event.arguments;
         let failed = (-4095..0).contains(&exit.result);
@@ -173,7 +175,7 @@ impl Space {
                 }
             }
             Some(Call::Shmat) => {
-                if let Some(length) = length_at(result) {
+                if let Some(length) = length_of(address, result) {
                     self.populated.take(result, length);
                     self.ranges.mapped(result, length, owner(&event, exit, Operation::Shmat));
                     self.add(event.stack, length);

@@ -202,6 +202,22 @@ pub fn maps_libc(mappings: &[Mapping]) -> bool {
     })
 }
 
+/// Where the memory that `brk` makes begins, also as long as there is none: field 47 of `/proc/PID/stat`
+/// (proc_pid_stat(5)). `None` if the kernel does not tell.
+///
+/// # Errors
+/// [`TargetError::Exited`], [`TargetError::Io`].
+pub fn heap_start(process: &Process) -> Result<Option<u64>, TargetError> {
+    let stat = procfs::read_small(&process.path("stat")).map_err(|error| process.unreadable("stat", error))?;
+    Ok(field_47(&stat).filter(|start| *start != 0))
+}
+
+/// The process chooses the second field, which may hold blanks and parentheses: the third starts after the last closing one.
+fn field_47(stat: &[u8]) -> Option<u64> {
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(44)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -296,6 +312,15 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         assert!(own.executable);
         assert_eq!(own.path(), Some(std::env::current_exe().unwrap().as_path()));
         assert!(maps_libc(&mappings));
+    }
+
+    #[test]
+    fn the_heap_starts_where_the_map_shows_it() {
+        assert_eq!(field_47(b"7 (a) 1 (3 \n) S"), None);
+        let process = Process::open(std::process::id()).unwrap();
+        let mappings = read(&process).unwrap();
+        let heap = mappings.iter().find(|mapping| mapping.name.as_os_str() == "[heap]").unwrap();
+        assert_eq!(heap_start(&process).unwrap().map(|start| start & !4095), Some(heap.start));
     }
 
     #[test]

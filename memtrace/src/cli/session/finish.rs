@@ -64,8 +64,9 @@ impl Session {
     /// The kernel's tables can't be read, or not a single call was seen while the target's memory grew.
     pub fn finish(mut self, end: TraceEnd, ask: &Ask) -> anyhow::Result<Finished> {
         let started = self.started.context("a trace must be started before it can end")?;
-        // First, so that the fault of every page that is found has been recorded.
-        let at_end = self.memory.as_mut().is_some_and(|memory| memory.end(&self.process));
+        // First, so that the fault of every page that is found has been recorded. What another program has is not this one's.
+        let at_end =
+            end != TraceEnd::TargetExecuted && self.memory.as_mut().is_some_and(|memory| memory.end(&self.process));
         self.tracer.stop()?;
         let now = monotonic_now();
         let duration = started.elapsed();

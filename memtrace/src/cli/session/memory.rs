@@ -1,7 +1,10 @@
 //! What is recorded of a target's memory as a whole: the system calls that change its address space, and which pages are
 //! resident before and after.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use tokio::io::{Interest, unix::AsyncFd};
@@ -82,7 +85,7 @@ impl Memory {
     /// The target's pages can't be looked at.
     pub fn begin(&mut self, process: &Process) -> Result<(), TargetError> {
         let mappings = mappings::read(process)?;
-        self.space.begin(&mappings);
+        self.space.begin(&mappings, mappings::heap_start(process)?);
         self.before = Some(Snapshot::take(process)?);
         self.next = Instant::now() + PAUSE;
         Ok(())
@@ -101,7 +104,7 @@ impl Memory {
     pub fn drain(&mut self, process: &Process) -> bool {
         let mut code = false;
         while let Some(event) = self.calls.get_mut().next_call() {
-            code |= self.space.apply(&event, |address| length_at(process, address)).code;
+            code |= self.space.apply(&event, |id, address| segment_length(process, id, address)).code;
         }
         code
     }
@@ -138,8 +141,38 @@ impl Memory {
     }
 }
 
-/// How long the mapping that begins at an address is.
-fn length_at(process: &Process, address: u64) -> Option<u64> {
+/// How long the System V segment `id` is that a process has attached at an address. The mapping there may have been cut by now,
+/// and the segment is known under its id only in the same IPC namespace.
+fn segment_length(process: &Process, id: u64, address: u64) -> Option<u64> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc")).ok();
+    let own = namespace("self");
+    if own.is_some()
+        && own == namespace(&process.pid().to_string())
+        && let Some(length) = fs::read_to_string("/proc/sysvipc/shm").ok().and_then(|table| segment_size(&table, id))
+    {
+        return Some(length);
+    }
     let mappings = mappings::read(process).ok()?;
     mappings.iter().find(|mapping| mapping.start == address).map(|mapping| mapping.end - mapping.start)
+}
+
+/// Bytes of a segment in the kernel's table of all (proc_sysvipc(5)): columns key, id, permissions, size.
+fn segment_size(table: &str, id: u64) -> Option<u64> {
+    table.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        (fields.next()?.parse() == Ok(id)).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::segment_size;
+
+    #[test]
+    fn sizes_of_segments() {
+        let table = "       key      shmid perms                  size  cpid\n         0          3  1600                101400  7\n";
+        assert_eq!(segment_size(table, 3), Some(101_400));
+        assert_eq!(segment_size(table, 4), None);
+        assert_eq!(segment_size("0 3", 3), None);
+    }
 }

@@ -78,6 +78,17 @@ pub enum Fixture {
     StacksStaticPie,
     StacksLibrary,
     StacksLibraryLarge,
+    /// Its resident pages are known.
+    Pages,
+    /// The same, compiled as plain programs are.
+    PlainPages,
+    /// Its address space is known.
+    Space,
+    /// The same, compiled as plain programs are.
+    PlainSpace,
+    /// Opens [`Self::SpaceLeakLibrary`]; both are compiled as plain programs are.
+    SpaceLeak,
+    SpaceLeakLibrary,
     /// Functions that are hard to name; nothing moved or aligned.
     Names,
     /// The same with a build ID of its own, to be split.
@@ -137,6 +148,12 @@ impl Fixture {
             Self::StacksStaticPie => "stacks-spie",
             Self::StacksLibrary => "stacks_small.so",
             Self::StacksLibraryLarge => "stacks_large.so",
+            Self::Pages => "pages",
+            Self::PlainPages => "plain-pages",
+            Self::Space => "space",
+            Self::PlainSpace => "plain-space",
+            Self::SpaceLeak => "space-leak",
+            Self::SpaceLeakLibrary => "space_leak.so",
             Self::Names => "names",
             Self::NamesSplit => "names-split",
             Self::NamesFirst => "names_first.so",
@@ -187,6 +204,20 @@ impl Fixture {
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start | Self::StartStatic => &["start.c", "fixture.c"],
             Self::Stripped => &["plain.c", "fixture.c"],
+            Self::Pages | Self::PlainPages => &[
+                "pages.c",
+                "pages_book.c",
+                "pages_anonymous.c",
+                "pages_filled.c",
+                "pages_files.c",
+                "pages_life.c",
+                "fixture.c",
+            ],
+            Self::Space | Self::PlainSpace => {
+                &["space.c", "space_ranges.c", "space_threads.c", "pages_book.c", "fixture.c"]
+            }
+            Self::SpaceLeak => &["space_leak.c", "fixture.c"],
+            Self::SpaceLeakLibrary => &["space_leak_lib.c"],
             Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
             Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
             Self::NamesCpp => &["names.cpp"],
@@ -222,6 +253,9 @@ impl Fixture {
             // dlopen is there, but needs the shared library to work; so the linker warns.
             Self::StacksStatic => command.args(PLAIN_FLAGS).args(["-static", "-Wl,--no-warnings"]),
             Self::StacksStaticPie => command.args(PLAIN_FLAGS).args(["-static-pie", "-Wl,--no-warnings"]),
+            Self::Pages | Self::Space => command.args(FLAGS).arg("-DFRAMES"),
+            Self::PlainPages | Self::PlainSpace | Self::SpaceLeak => command.args(PLAIN_FLAGS),
+            Self::SpaceLeakLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksHuge => command.args(["-shared", "-nostdlib"]),
             Self::LoaderUser => command.args(PLAIN_FLAGS).args(["-Wl,-z,now", "-shared", "-fPIC"]),
@@ -244,6 +278,7 @@ impl Fixture {
             | Self::Stacks
             | Self::StacksNow
             | Self::StacksFixed
+            | Self::SpaceLeak
             | Self::Names
             | Self::NamesSplit => command.arg("-ldl"),
             _ => &mut command,

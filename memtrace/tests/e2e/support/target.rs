@@ -88,6 +88,11 @@ impl Target {
         self.process.try_status().is_none()
     }
 
+    /// Lets it go on behind its `done`, whatever it does then.
+    pub fn end_line(&mut self) {
+        self.process.send("end");
+    }
+
     /// Lets it end, and waits for that.
     pub fn finish(mut self) -> Ended {
         self.process.send_last("end");
