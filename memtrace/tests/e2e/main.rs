@@ -28,6 +28,7 @@ mod harm;
 mod limits;
 mod outputs;
 mod places;
+mod programs;
 mod rules;
 mod stacks;
 mod truth;

@@ -11,15 +11,18 @@ mod cpio;
 pub mod guest;
 mod image;
 mod mirror;
+mod plan;
+mod programs;
 mod qemu;
 mod results;
+mod suites;
 
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{build, run};
+use crate::{build, run, setup};
 use archive::Archives;
 use guest::Expectation;
 
@@ -30,6 +33,9 @@ pub struct Options {
     /// How long the machine may run, in seconds
     #[arg(long, default_value_t = 300)]
     timeout: u64,
+    /// Run only those tests whose names contain this, after the checks that always run
+    #[arg(long)]
+    only: Option<String>,
 }
 
 /// A kernel that Debian has.
@@ -55,12 +61,16 @@ pub fn vm(options: &Options) -> Result<()> {
         let versions = KERNELS.map(|kernel| kernel.version).join(", ");
         bail!("no kernel {} is known here; there are {versions}", options.version);
     };
-    let memtrace = build::memtrace()?;
+    setup::setup()?;
     let directory = build::target_directory()?.join("vm");
     let mut archives = Archives::new(&directory);
     let qemu = qemu::Qemu::find(&directory, &mut archives)?;
     let linux = find_kernel(&directory, &mut archives, kernel)?;
-    let initramfs = image::write(&directory.join("image"), &memtrace)?;
+    let mut built = suites::build(&directory)?;
+    if let Some(part) = &options.only {
+        built.plan.keep_only(part);
+    }
+    let initramfs = image::write(&directory.join("image"), &built)?;
     let console = directory.join(format!("{}.log", kernel.version));
     eprintln!(
         "vm: Linux {}, console in {}",
@@ -74,10 +84,15 @@ pub fn vm(options: &Options) -> Result<()> {
         console: &console,
         limit: Duration::from_secs(options.timeout),
     };
+    let planned = guest::names(kernel.expectation, &built.plan);
+    let left_out: &[_] = match kernel.expectation {
+        Expectation::Traces => &built.left_out,
+        Expectation::Refusal => &[],
+    };
     let ended = qemu.run(&machine)?;
     let text = std::fs::read(&console).with_context(|| console.display().to_string())?;
     let text = String::from_utf8_lossy(&text);
-    let outcome = results::Outcome::new(&text, &ended);
+    let outcome = results::Outcome::new(&text, &ended, &planned, left_out);
     print!("{}", outcome.table());
     let verdict = outcome.verdict();
     println!("{}", outcome.line(kernel.version, &linux.release)?);

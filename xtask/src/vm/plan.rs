@@ -1,0 +1,96 @@
+//! Which tests run in the machine, and which do not.
+
+use serde::{Deserialize, Serialize};
+
+/// The plan's file in the machine.
+pub const FILE: &str = "/plan.json";
+
+/// Tests that do not run in the machine, by the beginning of their names, and why.
+const LEFT_OUT: [(&str, &str); 3] = [
+    ("e2e support::", "tests of the tests' own code: they need no kernel"),
+    ("e2e fixtures::every_fixture_compiles", "needs a compiler"),
+    ("oracle the_programs_compile", "needs a compiler"),
+];
+
+/// What the machine's first process shall run.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct Plan {
+    /// In the order in which they run.
+    pub suites: Vec<Suite>,
+    /// For the tests' environment.
+    pub variables: Vec<(String, String)>,
+}
+
+/// Tests of one program.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Suite {
+    /// Name of cargo's test target.
+    pub name: String,
+    /// The test program, at the same place as on the machine that built it: it knows paths beside it.
+    pub program: String,
+    /// Where it is started.
+    pub directory: String,
+    pub tests: Vec<String>,
+}
+
+/// A test that does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    pub name: String,
+    pub why: &'static str,
+}
+
+/// A test's name among those of all suites.
+pub fn full_name(suite: &str, test: &str) -> String {
+    format!("{suite} {test}")
+}
+
+/// Takes the tests that are left out from a suite.
+pub fn leave_out(suite: &mut Suite) -> Vec<LeftOut> {
+    let mut left_out = Vec::new();
+    let Suite { name, tests, .. } = suite;
+    tests.retain(|test| {
+        let name = full_name(name, test);
+        let found = LEFT_OUT.iter().find(|(start, _)| name.starts_with(start));
+        left_out.extend(found.map(|(_, why)| LeftOut { name, why }));
+        found.is_none()
+    });
+    left_out
+}
+
+impl Plan {
+    /// Keeps the tests only whose names have `part` in them.
+    pub fn keep_only(&mut self, part: &str) {
+        for Suite { name, tests, .. } in &mut self.suites {
+            tests.retain(|test| full_name(name, test).contains(part));
+        }
+    }
+}
+
+/// Beginnings of names that none of `left_out` has: their tests are gone.
+pub fn stale(left_out: &[LeftOut]) -> Vec<&'static str> {
+    let starts = LEFT_OUT.iter().map(|(start, _)| *start);
+    starts.filter(|start| !left_out.iter().any(|test| test.name.starts_with(start))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_left_out_by_the_beginning_of_their_names() {
+        let mut suite = Suite {
+            name: "e2e".into(),
+            program: String::new(),
+            directory: String::new(),
+            tests: ["support::a", "truth::b", "fixtures::every_fixture_compiles"].map(str::to_owned).to_vec(),
+        };
+        let left_out = leave_out(&mut suite);
+        assert_eq!(suite.tests, ["truth::b"]);
+        assert_eq!(left_out.len(), 2);
+        assert_eq!(left_out[0].name, "e2e support::a");
+        assert!(left_out.iter().all(|test| !test.why.is_empty()));
+        assert!(!stale(&left_out).contains(&"e2e support::"));
+        assert!(stale(&left_out).contains(&"oracle the_programs_compile"));
+    }
+}
