@@ -12,6 +12,7 @@ mod support {
     pub mod cpp_library;
     pub mod folded;
     pub mod json;
+    pub mod kernel;
     pub mod memtrace;
     pub mod process;
     pub mod root;

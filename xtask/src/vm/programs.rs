@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use crate::run;
 
 /// Programs of which nothing is needed but themselves and their libraries.
-pub const PLAIN: [&str; 10] =
-    ["cat", "echo", "nsenter", "perl", "setpriv", "sh", "sleep", "sqlite3", "true", "unshare"];
+pub const PLAIN: [&str; 11] =
+    ["cat", "echo", "nice", "nsenter", "perl", "setpriv", "sh", "sleep", "sqlite3", "true", "unshare"];
 
 /// Runs a script, and then tells which files the interpreter has read modules from.
 const MODULES: &str = "\

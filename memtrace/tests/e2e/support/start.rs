@@ -49,11 +49,13 @@ const CALL_MAIN: Link = of_libc(&["__libc_start_call_main"]);
 const MAIN: &[Link] = &[START, START_MAIN, CALL_MAIN];
 
 /// What is outside the other functions that glibc calls.
-const OTHERS: [&[Link]; 4] = [
+const OTHERS: [&[Link]; 5] = [
     // A thread's.
     &[of_libc(&["clone3", "__clone3", "clone", "__clone"]), of_libc(&["start_thread"])],
     // The program's constructors.
     &[START, START_MAIN, of_libc(&["call_init"])],
+    // The same, where no debug information of glibc tells what is inlined.
+    &[START, START_MAIN],
     // Destructors.
     &[
         START,
