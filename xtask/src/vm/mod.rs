@@ -39,9 +39,9 @@ pub struct Options {
     /// How long a machine may run, in seconds
     #[arg(long, default_value_t = 600)]
     timeout: u64,
-    /// Run only those tests whose names contain this, after the checks that always run
-    #[arg(long)]
-    only: Option<String>,
+    /// Run only those tests whose names contain this, after the checks that always run; can be repeated
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
 }
 
 /// A kernel that Debian has.
@@ -73,8 +73,8 @@ pub fn vm(options: &Options) -> Result<()> {
         found.push((kernel, find_kernel(&directory, &mut archives, kernel)?));
     }
     let mut built = suites::build(&directory)?;
-    if let Some(part) = &options.only {
-        built.plan.keep_only(part);
+    if !options.only.is_empty() {
+        built.plan.keep_only(&options.only);
     }
     let initramfs = image::write(&directory.join("image"), &built)?;
     let boot = Boot { directory: &directory, qemu: &qemu, built: &built, initramfs: &initramfs };

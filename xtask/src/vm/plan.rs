@@ -6,18 +6,38 @@ use serde::{Deserialize, Serialize};
 pub const FILE: &str = "/plan.json";
 
 /// Tests that do not run in the machine, by the beginning of their names, and why.
-const LEFT_OUT: [(&str, &str); 7] = [
-    ("e2e support::", "tests of the tests' own code: they need no kernel"),
-    ("e2e fixtures::every_fixture_compiles", "needs a compiler"),
-    ("oracle the_programs_compile", "needs a compiler"),
-    ("oracle the_cpp_compiler", "needs a compiler"),
+const LEFT_OUT: [(&str, &str); 22] = [
+    ("e2e support::", NO_KERNEL),
+    ("e2e fixtures::every_fixture_compiles", COMPILER),
+    ("e2e fixtures::every_rule_runs_untraced", NO_KERNEL),
+    ("oracle the_programs_compile", COMPILER),
+    ("oracle the_cpp_compiler", COMPILER),
+    ("oracle python_of_the_distribution", "one Python is brought along"),
+    ("oracle perl", OTHERS_DO),
+    ("oracle sqlite", OTHERS_DO),
     ("doctor selftest_", "slow: the check \"selftest\" is the same without what is measured, which emulation distorts"),
     (
         "e2e harm::sigkill_at_any_moment",
         "slow: the check \"killed while tracing\" is the same with 8 kills in place of 50",
     ),
     ("e2e harm::sigkill_leaves_children", "slow: ten kills of a memtrace that has just started"),
+    ("e2e limits::a_full_stack_table", OTHERS_DO),
+    ("e2e command::a_command_that_succeeds", OTHERS_DO),
+    ("e2e outputs::two_outputs", NO_KERNEL),
+    ("e2e outputs::without_outputs", NO_KERNEL),
+    ("e2e outputs::folded_goes", NO_KERNEL),
+    ("e2e outputs::a_duration", NO_KERNEL),
+    ("e2e outputs::names_in_a_library", OTHERS_DO),
+    ("e2e places::a_hostile_command_name", NO_KERNEL),
+    ("e2e rules::as_many_calls", "slow: millions of calls"),
+    ("e2e rules::an_address_freed_by_one_thread", "slow: hundreds of thousands of calls"),
+    ("e2e rules::thousands_of_short_threads", "slow: thousands of threads"),
 ];
+
+/// Reasons.
+const COMPILER: &str = "needs a compiler";
+const NO_KERNEL: &str = "does not depend on the kernel";
+const OTHERS_DO: &str = "slow, and others do the same in the kernel";
 
 /// What the machine's first process shall run.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -66,10 +86,10 @@ pub fn leave_out(suite: &mut Suite) -> Vec<LeftOut> {
 }
 
 impl Plan {
-    /// Keeps the tests only whose names have `part` in them.
-    pub fn keep_only(&mut self, part: &str) {
+    /// Keeps the tests only whose names have one of `parts` in them.
+    pub fn keep_only(&mut self, parts: &[String]) {
         for Suite { name, tests, .. } in &mut self.suites {
-            tests.retain(|test| full_name(name, test).contains(part));
+            tests.retain(|test| parts.iter().any(|part| full_name(name, test).contains(part)));
         }
     }
 }
