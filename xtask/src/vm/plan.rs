@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 pub const FILE: &str = "/plan.json";
 
 /// Tests that do not run in the machine, by the beginning of their names, and why.
-const LEFT_OUT: [(&str, &str); 22] = [
+const LEFT_OUT: [(&str, &str); 24] = [
     ("e2e support::", NO_KERNEL),
     ("e2e fixtures::every_fixture_compiles", COMPILER),
     ("e2e fixtures::every_rule_runs_untraced", NO_KERNEL),
@@ -29,6 +29,8 @@ const LEFT_OUT: [(&str, &str); 22] = [
     ("e2e outputs::a_duration", NO_KERNEL),
     ("e2e outputs::names_in_a_library", OTHERS_DO),
     ("e2e places::a_hostile_command_name", NO_KERNEL),
+    ("e2e stacks::the_first_call_through", OTHERS_DO),
+    ("e2e truth::a_library_and_threads", OTHERS_DO),
     ("e2e rules::as_many_calls", "slow: millions of calls"),
     ("e2e rules::an_address_freed_by_one_thread", "slow: hundreds of thousands of calls"),
     ("e2e rules::thousands_of_short_threads", "slow: thousands of threads"),
