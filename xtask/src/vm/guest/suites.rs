@@ -116,27 +116,27 @@ mod tests {
     use super::*;
 
     /// Has `program` run as if it were a test program.
-    fn finish_program(program: &str, limit: Duration) -> (Result<ExitStatus>, String) {
+    fn finish_program(program: &str, argument: &str, limit: Duration) -> (Result<ExitStatus>, String) {
         let directory = crate::build::target_directory().unwrap().join("xtask-tests/vm");
         fs::create_dir_all(&directory).unwrap();
         let output = directory.join(program.replace('/', "-"));
         let suite = Suite { name: "e2e".into(), program: program.into(), directory: "/".into(), tests: Vec::new() };
-        let plan = Plan { suites: Vec::new(), variables: vec![("WORD".into(), "hello".into())] };
-        let status = finish(&plan, &suite, "1000", &output, limit);
+        let plan = Plan { suites: Vec::new(), variables: Vec::new() };
+        let status = finish(&plan, &suite, argument, &output, limit);
         (status, fs::read_to_string(&output).unwrap())
     }
 
     #[test]
     fn a_test_that_hangs_is_ended() {
-        let (status, _) = finish_program("/usr/bin/yes", Duration::from_millis(100));
+        let (status, _) = finish_program("/usr/bin/perl", "-esleep(1000)", Duration::from_millis(100));
         assert_eq!(status.unwrap_err().to_string(), "not done after 0 s");
     }
 
     #[test]
     fn arguments_are_passed_on() {
-        let (status, output) = finish_program("/bin/echo", Duration::from_secs(60));
+        let (status, output) = finish_program("/bin/echo", "a::b", Duration::from_secs(60));
         assert!(status.unwrap().success());
-        assert_eq!(output, "1000 --exact --show-output\n");
+        assert_eq!(output, "a::b --exact --show-output\n");
     }
 
     #[test]
