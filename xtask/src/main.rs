@@ -42,7 +42,7 @@ enum Command {
     Demo,
     /// Measure what tracing costs on this machine (needs root)
     Bench(bench::Options),
-    /// Boot another kernel in an emulated machine and check memtrace there
+    /// Boot other kernels in emulated machines and run the privileged tests there
     Vm(vm::Options),
     /// The emulated machine's first process
     #[command(name = vm::guest::COMMAND, hide = true)]

@@ -55,8 +55,13 @@ pub fn output(command: &mut Command) -> Result<String> {
 
 /// Whether a program of this name is in one of the directories of `PATH`.
 pub fn on_path(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// The program of this name in the directories of `PATH`.
+pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    env::split_paths(&path).map(|directory| directory.join(program)).find(|path| path.is_file())
 }
 
 /// Fails with one sentence unless this process is root; `what` says what needs it.

@@ -25,8 +25,10 @@ use memtrace_common::{
 
 use crate::maps;
 
-/// User addresses end below this on x86-64 with four-level page tables, and code is never mapped in the first page.
-pub const USER_END: u64 = 1 << 47;
+/// User addresses end below this on x86-64, and code is never mapped in the first page. With four-level page tables they end
+/// at 1 << 47, but with five levels the kernel puts its trampoline at the top of what those reach
+/// (Documentation/arch/x86/x86_64/5level-paging.rst).
+pub const USER_END: u64 = 1 << 56;
 /// See [`USER_END`].
 pub const USER_START: u64 = 4096;
 

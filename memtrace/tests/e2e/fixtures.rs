@@ -41,6 +41,14 @@ fn untraced(fixture: Fixture, arguments: &[&str]) -> Truth {
     truth
 }
 
+/// Also what fills the directory of fixtures for a machine without a compiler.
+#[test]
+fn every_fixture_compiles() {
+    for fixture in Fixture::ALL {
+        assert!(fixture.path().is_file(), "{fixture:?}");
+    }
+}
+
 #[test]
 fn every_rule_runs_untraced() {
     for rule in RULES {

@@ -1,18 +1,20 @@
 //! memtrace never harms the target, nor anybody else.
 
-use std::{thread::sleep, time::Duration};
+use std::{process::Command, thread::sleep, time::Duration};
 
 use crate::support::{
     build::Fixture,
     code::{Patch, patches},
+    kernel,
     memtrace::Memtrace,
     process::wait_for,
     root::turn,
     target::Target,
 };
 
+/// It leaves the CPUs, which it would keep busy, to memtrace when that needs them.
 fn start_busy() -> Target {
-    Target::start(Fixture::Busy, &["2"])
+    Target::of(Command::new("nice").args(["-n", "10"]).arg(Fixture::Busy.path()).arg("2"))
 }
 
 /// Waits until `target` has made more rounds.
@@ -131,19 +133,30 @@ fn two_traces_of_one_process_do_not_disturb_each_other() {
     assert!(target.finish().status.success());
 }
 
+/// Links over many sites are swept out of the child. Single probes leave it where it traps, for good; they stay, and do
+/// nothing, where it never comes by.
 #[test]
 fn a_child_forked_during_a_trace_is_freed_of_probes_while_the_trace_goes_on() {
+    /// Of the allocator's functions, those that the child calls: malloc, calloc, realloc, aligned_alloc, free.
+    const CALLED: usize = 5;
     let _turn = turn();
     let mut target = start_busy();
     let pid = target.pid().to_string();
     let memtrace = Memtrace::tracing(&["memstacks", "-p", &pid]);
     let child = target.fork();
     assert_child_progress(&mut target);
-    wait_until_clean(child);
+    if kernel::has(kernel::MANY_SITES) {
+        wait_until_clean(child);
+    } else {
+        wait_for("a child without probes where it comes by", || {
+            (patches(child).len() + CALLED <= patches(target.pid()).len()).then_some(())
+        });
+    }
     assert_ne!(patches(target.pid()), [], "the trace has ended");
     assert_child_progress(&mut target);
     memtrace.interrupt().success();
     assert_eq!(patches(target.pid()), []);
+    wait_until_clean(child);
     assert_child_progress(&mut target);
     assert!(target.finish().status.success());
 }

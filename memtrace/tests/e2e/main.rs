@@ -13,6 +13,7 @@ mod support {
     pub mod folded;
     pub mod growth;
     pub mod json;
+    pub mod kernel;
     pub mod memtrace;
     pub mod process;
     pub mod root;
@@ -35,6 +36,7 @@ mod pages;
 mod pages_life;
 mod pages_refused;
 mod places;
+mod programs;
 mod reconcile;
 mod reconcile_programs;
 mod rules;

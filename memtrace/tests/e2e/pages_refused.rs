@@ -85,7 +85,7 @@ fn another_user() {
 #[test]
 fn a_statically_linked_program_can_be_traced() {
     let _turn = turn();
-    let target = Target::start::<&str>(Fixture::Static, &[]);
+    let target = Target::start::<&str>(Fixture::Stripped, &[]);
     let pid = target.pid().to_string();
     for command in COMMANDS {
         memtrace::run(&[command, "-p", &pid, "-d", "0.2"]).success();

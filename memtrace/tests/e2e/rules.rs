@@ -3,6 +3,7 @@
 use crate::support::{
     build::Fixture,
     compare::Unit,
+    kernel,
     root::turn,
     start::Unwind,
     trace::{Trace, Traced, assert_exactly_true},
@@ -116,6 +117,10 @@ fn a_longjmp_whose_frame_remains_on_the_stack_is_a_counted_loss_by_frame_pointer
     let hidden = traced.losses["hidden"];
     assert_eq!((truth.0 - reported.0, truth.1 - reported.1), (hidden.bytes, hidden.count));
     traced.assert_nothing_else();
+    assert_not_too_much(&traced);
+}
+
+fn assert_not_too_much(traced: &Traced) {
     for (view, truth) in [(&traced.unfreed, &traced.truth.unfreed), (&traced.all, &traced.truth.all)] {
         for (path, held) in &view.json.own {
             let most = truth.get(path).copied().unwrap_or_default();
@@ -194,7 +199,16 @@ fn children_that_execute_other_programs_do_not_end_the_trace() {
     exact("spawn");
 }
 
+/// Single probes are asked for with the first thread's number, and the kernel takes them out of a process whose first thread
+/// has ended (`__uprobe_perf_filter` in kernel/trace/trace_uprobe.c compares with its memory, which it has left).
 #[test]
 fn a_process_whose_first_thread_has_ended_is_traced_on() {
-    exact("leader-leaves");
+    if kernel::has(kernel::MANY_SITES) {
+        exact("leader-leaves");
+    } else {
+        let _turn = turn();
+        let traced = trace("leader-leaves", Unwind::Auto);
+        traced.assert_nothing_else();
+        assert_not_too_much(&traced);
+    }
 }

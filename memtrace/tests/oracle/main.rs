@@ -11,7 +11,10 @@ mod modules;
 mod programs;
 mod sample;
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
 
 use compare::Comparison;
 use programs::Program;
@@ -33,6 +36,14 @@ fn assert_equal(program: &Program) {
     assert!(comparison.unexplained().is_empty(), "{}: differences without an explanation", program.name);
     assert!(comparison.share() >= SHARE, "{}: too few stacks are equal", program.name);
     assert!(comparison.whole > 0, "{}: no stack was compared to its end", program.name);
+}
+
+/// Also what fills the directory of programs for a machine without a compiler.
+#[test]
+fn the_programs_compile() {
+    for program in [programs::cpp(), programs::rust()] {
+        assert!(Path::new(&program.command[0]).is_file(), "{}", program.name);
+    }
 }
 
 #[test]

@@ -6,6 +6,9 @@ use std::{
     process::Command,
 };
 
+/// Variable that names a directory of compiled programs: those in it are used as they are, others are compiled into it.
+const DIRECTORY: &str = "MEMTRACE_FIXTURES";
+
 /// A program that runs by itself and ends with status 0.
 pub struct Program {
     pub name: &'static str,
@@ -90,21 +93,25 @@ pub fn compiler() -> Program {
 }
 
 pub fn cpp() -> Program {
-    let result = directory().join("oracle-cpp");
-    let source = fixture("oracle.cpp");
-    output(
-        Command::new("g++")
-            .args(["-O2", "-fomit-frame-pointer", "-pthread", "-std=c++17", "-o"])
-            .arg(&result)
-            .arg(source),
-    );
-    Program { name: "C++", command: vec![result.into()], every: 20 }
+    let mut command = Command::new("g++");
+    command.args(["-O2", "-fomit-frame-pointer", "-pthread", "-std=c++17", "-o"]);
+    Program { name: "C++", command: vec![compiled("oracle-cpp", &mut command, "oracle.cpp").into()], every: 20 }
 }
 
 pub fn rust() -> Program {
-    let result = directory().join("oracle-rust");
-    output(Command::new("rustc").args(["-O", "--edition", "2021", "-o"]).arg(&result).arg(fixture("oracle.rs")));
-    Program { name: "Rust", command: vec![result.into()], every: 20 }
+    let mut command = Command::new("rustc");
+    command.args(["-O", "--edition", "2021", "-o"]);
+    Program { name: "Rust", command: vec![compiled("oracle-rust", &mut command, "oracle.rs").into()], every: 20 }
+}
+
+/// Where the program `name` is; compiles it first, unless it was brought along.
+fn compiled(name: &str, command: &mut Command, source: &str) -> PathBuf {
+    let program = directory().join(name);
+    let brought = std::env::var_os(DIRECTORY).is_some() && program.exists();
+    if !brought {
+        output(command.arg(&program).arg(fixture(source)));
+    }
+    program
 }
 
 fn fixture(name: &str) -> PathBuf {
@@ -112,7 +119,8 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn directory() -> PathBuf {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("oracle");
+    let directory = std::env::var_os(DIRECTORY)
+        .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("oracle"), PathBuf::from);
     std::fs::create_dir_all(&directory).expect("the directory for the compiled programs can be made");
     directory
 }

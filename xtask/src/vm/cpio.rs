@@ -6,42 +6,61 @@ use std::collections::BTreeSet;
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
+const SYMBOLIC_LINK: u32 = 0o120_000;
 
 /// An archive in memory. Paths are relative to the root, without a leading slash.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,
     entries: u32,
-    directories: BTreeSet<String>,
+    /// Everything that is there.
+    paths: BTreeSet<String>,
 }
 
 /// What makes an entry besides its name and contents.
 #[derive(Default)]
 struct Meta {
     mode: u32,
+    /// Of the last change, in seconds.
+    time: u32,
     device: (u32, u32),
 }
 
 impl Archive {
     /// Adds a directory with those above it, unless it is there.
     pub fn directory(&mut self, path: &str) {
-        if path.is_empty() || !self.directories.insert(path.to_owned()) {
-            return;
-        }
-        self.parent(path);
-        self.entry(path, &Meta { mode: DIRECTORY | 0o755, ..Meta::default() }, &[]);
+        self.directory_with(path, 0o755);
     }
 
-    /// Adds an executable file, and the directories above it.
-    pub fn executable(&mut self, path: &str, contents: &[u8]) {
-        self.parent(path);
-        self.entry(path, &Meta { mode: REGULAR | 0o755, ..Meta::default() }, contents);
+    /// Adds a directory to which everybody may write.
+    pub fn open_directory(&mut self, path: &str) {
+        self.directory_with(path, 0o1777);
+    }
+
+    fn directory_with(&mut self, path: &str, permissions: u32) {
+        if !path.is_empty() && self.is_new(path) {
+            self.entry(path, &Meta { mode: DIRECTORY | permissions, ..Meta::default() }, &[]);
+        }
+    }
+
+    /// Adds an executable file that was changed last at `time`, and the directories above it, unless it is there.
+    pub fn executable(&mut self, path: &str, time: u32, contents: &[u8]) {
+        if self.is_new(path) {
+            self.entry(path, &Meta { mode: REGULAR | 0o755, time, ..Meta::default() }, contents);
+        }
+    }
+
+    /// Adds a symbolic link, and the directories above it, unless it is there.
+    pub fn link(&mut self, path: &str, to: &str) {
+        if self.is_new(path) {
+            self.entry(path, &Meta { mode: SYMBOLIC_LINK | 0o777, ..Meta::default() }, to.as_bytes());
+        }
     }
 
     /// Adds a character device.
     pub fn device(&mut self, path: &str, major: u32, minor: u32) {
-        self.parent(path);
-        self.entry(path, &Meta { mode: CHARACTER_DEVICE | 0o600, device: (major, minor) }, &[]);
+        self.is_new(path);
+        self.entry(path, &Meta { mode: CHARACTER_DEVICE | 0o600, device: (major, minor), ..Meta::default() }, &[]);
     }
 
     /// The archive with its end mark.
@@ -50,10 +69,13 @@ impl Archive {
         self.bytes
     }
 
-    fn parent(&mut self, path: &str) {
-        if let Some((parent, _)) = path.rsplit_once('/') {
+    /// Whether nothing has this path yet; makes the directories above it.
+    fn is_new(&mut self, path: &str) -> bool {
+        let new = self.paths.insert(path.to_owned());
+        if let (true, Some((parent, _))) = (new, path.rsplit_once('/')) {
             self.directory(parent);
         }
+        new
     }
 
     fn entry(&mut self, path: &str, meta: &Meta, contents: &[u8]) {
@@ -65,7 +87,7 @@ impl Archive {
             0, // uid
             0, // gid
             1, // links
-            0, // time
+            meta.time,
             contents.len() as u32,
             0, // device it is on
             0,
@@ -118,8 +140,9 @@ mod tests {
     #[test]
     fn directories_come_once_and_before_their_files() {
         let mut archive = Archive::default();
-        archive.executable("usr/lib/a.so", b"12345");
-        archive.executable("usr/lib/b.so", b"");
+        archive.executable("usr/lib/a.so", 7, b"12345");
+        archive.link("usr/lib/b.so", "a.so");
+        archive.executable("usr/lib/a.so", 7, b"again");
         archive.directory("usr");
         archive.device("dev/console", 5, 1);
         let entries = read(&archive.finish());
@@ -127,6 +150,7 @@ mod tests {
         assert_eq!(names, ["usr", "usr/lib", "usr/lib/a.so", "usr/lib/b.so", "dev", "dev/console", "TRAILER!!!"]);
         assert_eq!(entries[2].1, 0o100_755);
         assert_eq!(entries[2].2, b"12345");
+        assert_eq!((entries[3].1, entries[3].2.as_slice()), (0o120_777, b"a.so".as_slice()));
         assert_eq!(entries[5].1, 0o020_600);
     }
 }

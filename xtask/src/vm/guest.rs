@@ -1,6 +1,7 @@
 //! What runs in the emulated machine: this program, as its first process.
 
 mod checks;
+mod suites;
 mod target;
 
 use std::{collections::BTreeMap, ffi::CString, fs, io, time::Instant};
@@ -9,7 +10,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Deserialize;
 
-use super::results::{Check, Line, MARK};
+use super::{
+    plan::{self, Plan},
+    results::{Check, Line, MARK, State},
+};
 
 /// Where things are.
 pub const INIT: &str = "/init";
@@ -65,24 +69,57 @@ pub fn guest(options: &Options) -> Result<()> {
 }
 
 fn checks(refusal: bool) -> Result<()> {
-    for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp")] {
+    // The file system that the machine starts with is in memory, so that /tmp needs none of its own.
+    for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
         mount(kind, place).with_context(|| format!("mounting {place}"))?;
     }
     let kernel = read("/proc/sys/kernel/osrelease")?;
     say(&Line::Begin { kernel: kernel.trim().to_owned() })?;
+    let mut count = 0;
     let list: &[checks::Named] = if refusal { &checks::REFUSAL } else { &checks::ALL };
     for (name, check) in list {
-        let started = Instant::now();
-        let result = check();
-        let seconds = (started.elapsed().as_secs_f64() * 10.0).round() / 10.0;
-        let (ok, detail) = match result {
-            Ok(detail) => (true, detail),
-            Err(error) => (false, format!("{error:#}")),
-        };
-        say(&Line::Check(Check { name: (*name).to_owned(), ok, detail, seconds }))?;
+        run(name, check)?;
+        count += 1;
+    }
+    if !refusal {
+        let plan: Plan = serde_json::from_str(&read(plan::FILE)?).context(plan::FILE)?;
+        for suite in &plan.suites {
+            for test in &suite.tests {
+                run(&plan::full_name(&suite.name, test), || suites::run(&plan, suite, test))?;
+                count += 1;
+            }
+        }
     }
     let tainted = read("/proc/sys/kernel/tainted")?.trim().parse().context("/proc/sys/kernel/tainted")?;
-    say(&Line::End { checks: list.len(), tainted })
+    say(&Line::End { checks: count, tainted })
+}
+
+/// Says that a check begins, and how it ended.
+fn run(name: &str, check: impl FnOnce() -> Result<String>) -> Result<()> {
+    say(&Line::Start { name: name.to_owned() })?;
+    let started = Instant::now();
+    let result = check();
+    let seconds = (started.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+    let (state, detail) = match result {
+        Ok(detail) => (State::Passed, detail),
+        Err(error) => (State::Failed, format!("{error:#}")),
+    };
+    say(&Line::Check(Check { name: name.to_owned(), state, detail, seconds }))
+}
+
+/// Names of all checks and tests, in the order in which they run.
+pub fn names(expectation: Expectation, plan: &Plan) -> Vec<String> {
+    let own = |list: &[checks::Named]| list.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>();
+    match expectation {
+        Expectation::Refusal => own(&checks::REFUSAL),
+        Expectation::Traces => {
+            let tests = plan.suites.iter().flat_map(|suite| {
+                let name = |test: &String| plan::full_name(&suite.name, test);
+                suite.tests.iter().map(name)
+            });
+            own(&checks::ALL).into_iter().chain(tests).collect()
+        }
+    }
 }
 
 fn say(line: &Line) -> Result<()> {

@@ -1,15 +1,15 @@
-//! The emulated machine's file system.
+//! The emulated machine's file system. Files are at the same places as on this machine.
 
 use std::{
-    collections::BTreeSet,
     env, fs,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result};
 
-use super::{cpio::Archive, guest};
+use super::{cpio::Archive, guest, plan, programs, suites::Built};
 use crate::run;
 
 /// The program that is traced, with frame pointers and without.
@@ -17,42 +17,135 @@ const FIXTURE: &str = include_str!("fixture.c");
 const FLAVOURS: [(&str, &str); 2] =
     [(guest::WITH_FRAME_POINTERS, "-fno-omit-frame-pointer"), (guest::WITHOUT_FRAME_POINTERS, "-fomit-frame-pointer")];
 
+/// Sources that the tests' programs read, in the tests' package.
+const SCRIPT: &str = "tests/fixtures/oracle.py";
+
 /// Writes the file system to a file in `directory` and returns its path.
-pub fn write(directory: &Path, memtrace: &Path) -> Result<PathBuf> {
+pub fn write(directory: &Path, built: &Built) -> Result<PathBuf> {
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    let own = env::current_exe().context("this program's own path")?;
-    let mut archive = Archive::default();
-    for mount_point in ["proc", "sys", "dev", "tmp"] {
-        archive.directory(mount_point);
-    }
-    // What the kernel opens for the first process, before anything is mounted.
-    archive.device("dev/console", 5, 1);
-    let mut libraries = BTreeSet::new();
-    for (program, place) in [(own.as_path(), guest::INIT), (memtrace, guest::MEMTRACE)] {
-        libraries.extend(needed(program)?);
-        let stripped = directory.join("stripped");
-        // Their debug information would take most of the machine's memory.
-        run::output(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;
-        add(&mut archive, place, &stripped)?;
-    }
-    for (place, frame_pointers) in FLAVOURS {
-        let program = compile(directory, frame_pointers)?;
-        libraries.extend(needed(&program)?);
-        add(&mut archive, place, &program)?;
-    }
-    for library in libraries {
-        let place = library.clone();
-        add(&mut archive, &place, Path::new(&library))?;
-    }
+    let mut image = Image { archive: Archive::default(), stripped: directory.join("stripped") };
+    image.skeleton()?;
+    image.own_programs(directory, built)?;
+    image.tests(built)?;
+    image.real_programs()?;
     let path = directory.join("initramfs.cpio");
-    fs::write(&path, archive.finish()).with_context(|| path.display().to_string())?;
+    fs::write(&path, image.archive.finish()).with_context(|| path.display().to_string())?;
     Ok(path)
 }
 
-fn add(archive: &mut Archive, place: &str, file: &Path) -> Result<()> {
-    let contents = fs::read(file).with_context(|| file.display().to_string())?;
-    archive.executable(place.trim_start_matches('/'), &contents);
-    Ok(())
+struct Image {
+    archive: Archive,
+    /// Room for one file.
+    stripped: PathBuf,
+}
+
+impl Image {
+    fn skeleton(&mut self) -> Result<()> {
+        // Directories of old that are links into /usr, as on this machine.
+        for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
+            if let Ok(to) = fs::read_link(Path::new("/").join(name)) {
+                self.archive.link(name, to.to_str().with_context(|| format!("not UTF-8: where /{name} leads"))?);
+            }
+        }
+        for mount_point in ["proc", "sys", "dev"] {
+            self.archive.directory(mount_point);
+        }
+        self.archive.open_directory("tmp");
+        // What the kernel opens for the first process, before anything is mounted.
+        self.archive.device("dev/console", 5, 1);
+        Ok(())
+    }
+
+    fn own_programs(&mut self, directory: &Path, built: &Built) -> Result<()> {
+        let own = env::current_exe().context("this program's own path")?;
+        self.stripped(&own, Path::new(guest::INIT))?;
+        self.stripped(&built.memtrace, &built.memtrace)?;
+        self.link(Path::new(guest::MEMTRACE), &built.memtrace)?;
+        for (place, frame_pointers) in FLAVOURS {
+            let program = compile(directory, frame_pointers)?;
+            self.libraries(&program)?;
+            self.put(&program, Path::new(place))?;
+        }
+        Ok(())
+    }
+
+    fn tests(&mut self, built: &Built) -> Result<()> {
+        let text = serde_json::to_string(&built.plan).context("the plan")?;
+        self.archive.executable(plan::FILE.trim_start_matches('/'), 0, text.as_bytes());
+        for suite in &built.plan.suites {
+            self.stripped(Path::new(&suite.program), Path::new(&suite.program))?;
+            self.archive.directory(suite.directory.trim_start_matches('/'));
+        }
+        for entry in fs::read_dir(&built.fixtures).with_context(|| built.fixtures.display().to_string())? {
+            self.bring(&entry?.path())?;
+        }
+        Ok(())
+    }
+
+    fn real_programs(&mut self) -> Result<()> {
+        for name in programs::PLAIN {
+            self.bring(&programs::find(name)?)?;
+        }
+        let script = run::root()?.join("memtrace").join(SCRIPT);
+        let python = programs::python(&script)?;
+        for file in &python.files {
+            self.bring(file)?;
+        }
+        self.bring(&script)?;
+        self.bring(&python.interpreter)?;
+        self.link(Path::new("/usr/bin/python3"), &python.interpreter)
+    }
+
+    /// A file at its own place, with the libraries that it is loaded with.
+    fn bring(&mut self, file: &Path) -> Result<()> {
+        self.libraries(file)?;
+        self.put(file, file)
+    }
+
+    /// A program without its debug information, which would take most of the machine's memory.
+    fn stripped(&mut self, program: &Path, place: &Path) -> Result<()> {
+        run::output(Command::new("strip").arg("-o").arg(&self.stripped).arg(program))?;
+        self.libraries(program)?;
+        let stripped = self.stripped.clone();
+        self.put(&stripped, place)
+    }
+
+    fn libraries(&mut self, file: &Path) -> Result<()> {
+        let mut head = [0; 4];
+        let mut opened = fs::File::open(file).with_context(|| file.display().to_string())?;
+        if std::io::Read::read_exact(&mut opened, &mut head).is_err() || head != *b"\x7fELF" {
+            return Ok(());
+        }
+        for library in programs::needed(file)? {
+            self.put(Path::new(&library), Path::new(&library))?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, file: &Path, place: &Path) -> Result<()> {
+        let words = || file.display().to_string();
+        let time = fs::metadata(file).with_context(words)?.mtime();
+        let contents = fs::read(file).with_context(words)?;
+        // Python looks at the time to see whether what it has compiled is up to date.
+        self.archive.executable(&inside(place)?, u32::try_from(time).unwrap_or(0), &contents);
+        Ok(())
+    }
+
+    fn link(&mut self, place: &Path, to: &Path) -> Result<()> {
+        let to = to.to_str().with_context(|| format!("not UTF-8: {}", to.display()))?;
+        self.archive.link(&inside(place)?, to);
+        Ok(())
+    }
+}
+
+/// The place in the archive: links on the way to it, which are there as links if at all, are followed.
+fn inside(place: &Path) -> Result<String> {
+    let name = place.file_name().with_context(|| format!("no file name: {}", place.display()))?;
+    let parent = place.parent().unwrap_or(Path::new("/"));
+    let parent = parent.canonicalize().with_context(|| parent.display().to_string())?;
+    let path = parent.join(name);
+    let text = path.to_str().with_context(|| format!("not UTF-8: {}", path.display()))?;
+    Ok(text.trim_start_matches('/').to_owned())
 }
 
 fn compile(directory: &Path, frame_pointers: &str) -> Result<PathBuf> {
@@ -69,23 +162,6 @@ fn compile(directory: &Path, frame_pointers: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The shared libraries that a program is started with, and its dynamic loader.
-fn needed(program: &Path) -> Result<Vec<String>> {
-    let mut command = run::plain("ldd");
-    let text = run::output(command.arg(program))?;
-    Ok(libraries(&text))
-}
-
-/// The paths in what ldd prints: `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`.
-fn libraries(text: &str) -> Vec<String> {
-    text.lines()
-        .filter_map(|line| {
-            let (path, _) = line.split_once("=>").map_or(line, |(_, path)| path).trim().rsplit_once(" (0x")?;
-            path.starts_with('/').then(|| path.to_owned())
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -93,13 +169,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_and_the_loader() {
-        let text = "\tlinux-vdso.so.1 (0x00007f2b5122b000)\n\
-                    \tlibgcc_s.so.1 => /lib/x86_64-linux-gnu/libgcc_s.so.1 (0x00007f2b511cb000)\n\
-                    \tlibnone.so => not found\n\
-                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f2b5122d000)\n";
-        assert_eq!(libraries(text), ["/lib/x86_64-linux-gnu/libgcc_s.so.1", "/lib64/ld-linux-x86-64.so.2"]);
-        assert_eq!(libraries("\tstatically linked\n"), [""; 0]);
+    fn places_without_links_on_the_way() {
+        assert_eq!(inside(Path::new("/init")).unwrap(), "init");
+        // One of two processes' own directories, which is a link.
+        let here = fs::canonicalize("/proc/self").unwrap();
+        assert_eq!(inside(Path::new("/proc/self/maps")).unwrap(), format!("{}/maps", here.display())[1..]);
+        assert!(inside(Path::new("/nonexistent/file")).is_err());
     }
 
     #[test]

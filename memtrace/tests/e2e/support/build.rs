@@ -1,10 +1,14 @@
-//! Compiles the fixtures, each once per run of the tests.
+//! Compiles the fixtures, each once per run of the tests, or takes those that were brought along.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, OnceLock},
 };
+
+/// Variable that names a directory of compiled fixtures: those in it are used as they are, others are compiled into it.
+/// So they can be taken to a machine without a compiler.
+const DIRECTORY: &str = "MEMTRACE_FIXTURES";
 
 /// How ordinary fixtures are compiled: stacks are walked by frame pointers, and neither inlining nor the compiler's
 /// own knowledge of malloc may change what the sources say.
@@ -112,7 +116,46 @@ pub enum Fixture {
 }
 
 impl Fixture {
-    /// Where it is; compiles it first if this run of the tests has not done so.
+    /// Every one. (Its length is that of the enumeration.)
+    pub const ALL: [Self; Self::Tiny32 as usize + 1] = [
+        Self::Truth,
+        Self::TruthLibrary,
+        Self::PlainTruth,
+        Self::PlainTruthLibrary,
+        Self::Rules,
+        Self::Cpp,
+        Self::Strings,
+        Self::Busy,
+        Self::Start,
+        Self::StartStatic,
+        Self::Stacks,
+        Self::StacksNow,
+        Self::StacksFixed,
+        Self::StacksTracked,
+        Self::StacksStatic,
+        Self::StacksStaticPie,
+        Self::StacksLibrary,
+        Self::StacksLibraryLarge,
+        Self::Pages,
+        Self::PlainPages,
+        Self::Space,
+        Self::PlainSpace,
+        Self::SpaceLeak,
+        Self::SpaceLeakLibrary,
+        Self::Names,
+        Self::NamesSplit,
+        Self::NamesFirst,
+        Self::NamesSecond,
+        Self::NamesCpp,
+        Self::LoaderLibrary,
+        Self::StacksHuge,
+        Self::LoaderLibraryNow,
+        Self::LoaderUser,
+        Self::Stripped,
+        Self::Tiny32,
+    ];
+
+    /// Where it is; compiles it first if this run of the tests has not done so, and it was not brought along.
     ///
     /// Panics with the compiler's words if that fails.
     pub fn path(self) -> PathBuf {
@@ -121,7 +164,10 @@ impl Fixture {
         let mut done = DONE.get_or_init(Mutex::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let path = directory().join(self.name());
         if !done.contains(&self) {
-            self.compile(&path);
+            let brought = std::env::var_os(DIRECTORY).is_some() && path.exists();
+            if !brought {
+                self.compile(&path);
+            }
             done.push(self);
         }
         path
@@ -315,7 +361,8 @@ fn run(mut command: Command, compiler: &str) {
 }
 
 fn directory() -> PathBuf {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fixtures");
+    let directory = std::env::var_os(DIRECTORY)
+        .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("fixtures"), PathBuf::from);
     std::fs::create_dir_all(&directory).expect("the directory for the compiled fixtures can be made");
     directory
 }

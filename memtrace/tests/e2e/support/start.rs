@@ -73,7 +73,7 @@ const OTHERS: [&[Link]; 6] = [
         of_libc(&["__run_exit_handlers"]),
         of_loader(&["_dl_fini"]),
     ],
-    // In static programs, constructors and destructors.
+    // In static programs, and where no debug information of glibc tells what is inlined, constructors and destructors.
     &[START, START_MAIN],
     &[
         START,
