@@ -32,6 +32,7 @@ mod names;
 mod names_apart;
 mod outputs;
 mod pages;
+mod pages_exact;
 mod pages_life;
 mod pages_refused;
 mod places;
