@@ -119,7 +119,7 @@ impl Growth<'_> {
     }
 
     fn has_all(&self) -> bool {
-        !self.options.contains(&"--kind")
+        !self.options.contains(&"--kind") && !self.options.contains(&"--exact")
     }
 
     fn unit(&self) -> &'static str {
