@@ -33,6 +33,7 @@ mod names;
 mod names_apart;
 mod outputs;
 mod pages;
+mod pages_exact;
 mod pages_life;
 mod pages_refused;
 mod places;
