@@ -19,6 +19,8 @@ pub mod globals {
     pub const RETURN_ADDRESS: &str = "RETURN_ADDRESS";
     /// u32: [`super::ReturnInstances::next`].
     pub const RETURN_NEXT: &str = "RETURN_NEXT";
+    /// u32: 1 if page faults are recorded.
+    pub const RECORDS_PAGES: &str = "RECORDS_PAGES";
     /// u32: offset in bytes of `pagefault_disabled` in `struct task_struct`; 0: not known.
     pub const FAULTS_DISABLED: &str = "FAULTS_DISABLED";
     /// u32: 1 to walk every stack from its innermost frame, without the thread's last one; only for measurements.

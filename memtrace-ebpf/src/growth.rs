@@ -3,10 +3,10 @@
 
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, generated::bpf_ktime_get_ns};
 use memtrace_common::{
-    block::TRACEPOINT_STATE,
-    call::{ARGUMENTS, CallEvent},
+    block::{TRACEPOINT_STATE, ThreadState},
+    call::{ARGUMENTS, Call, CallEvent},
     event::Counter,
-    fault::{CHUNK_PAGES, ChunkKey, Fault, PAGE, PageRecord},
+    fault::{Fault, PAGE},
     loss::Loss,
     resident::{UNKNOWN, entry},
     site::special,
@@ -15,10 +15,13 @@ use memtrace_common::{
 
 use crate::{
     alloc,
-    maps::{self, CALLS, PAGES, RESIDENT, THREADS},
-    stack,
+    maps::{self, CALLS, RESIDENT, THREADS},
+    pages, stack,
     unwind::{self, Start},
 };
+
+/// System calls return errors as numbers from -1 down to this (include/linux/err.h).
+const MAX_ERROR: i64 = 4095;
 
 /// Bits of the error code of a page fault (Intel SDM volume 3, 4.7).
 mod error {
@@ -64,42 +67,9 @@ pub fn fault(address: u64, code: u64, counter: Counter, start: &Start) {
         maps::lose_number(stack.loss - 1, PAGE);
     }
     let fault = Fault { stack: stack.number, write: code & error::WRITE != 0, late: maps::late() };
-    if !record((thread >> 32) as u32, address / PAGE, fault.pack(), code & error::PRESENT != 0) {
+    if !pages::record((thread >> 32) as u32, address / PAGE, fault.pack(), code & error::PRESENT != 0) {
         maps::lose(Loss::PagesFull, PAGE);
     }
-}
-
-/// Notes the fault under its page; false if there was no room.
-#[inline(always)]
-fn record(tgid: u32, page: u64, fault: u32, present: bool) -> bool {
-    const NO_EXIST: u64 = 1;
-    let key = ChunkKey { chunk: page / CHUNK_PAGES as u64, tgid, zero: 0 };
-    let chunk = match PAGES.get_ptr_mut(key) {
-        Some(chunk) => chunk,
-        None => {
-            if let Some(blank) = maps::blank_chunk() {
-                // SAFETY: a map value that nothing ever writes.
-                let blank = unsafe { &*blank };
-                let _ = PAGES.insert(key, blank, NO_EXIST);
-            }
-            match PAGES.get_ptr_mut(key) {
-                Some(chunk) => chunk,
-                None => return false,
-            }
-        }
-    };
-    let place = (page % CHUNK_PAGES as u64) as usize;
-    // SAFETY: a map value; the index is below the number of pages. When two threads meet at one page, either of the two
-    // records is as good, and a word is written whole.
-    unsafe {
-        let slot = (&raw mut (*chunk).pages).cast::<u64>().add(place);
-        let before = core::ptr::read_volatile(slot);
-        let after = PageRecord::after(before, fault, present);
-        if after != before {
-            core::ptr::write_volatile(slot, after);
-        }
-    }
-    true
 }
 
 /// Entry of a system call that changes the address space. `call`: a [`memtrace_common::call::Call`].
@@ -117,7 +87,15 @@ pub fn call_entry(call: u32, arguments: &[u64; ARGUMENTS], start: &Start) {
     if let Some(state) = THREADS.get_ptr_mut(thread | TRACEPOINT_STATE) {
         // Its exit is wanted.
         // SAFETY: a map value that only this thread uses.
-        unsafe { (*state).sp = u64::from(call) + 1 };
+        let state = unsafe { &mut *state };
+        state.sp = u64::from(call) + 1;
+        state.old_address = arguments[0];
+        state.size = arguments[1];
+        state.out_pointer = arguments[2];
+    }
+    if maps::records_pages() && call == Call::Munmap as u32 {
+        // Before the kernel can hand the range to another thread.
+        pages::drop_records((thread >> 32) as u32, arguments[0], arguments[1]);
     }
     let flags = if in_allocator(thread, start.sp) { CallEvent::IN_ALLOCATOR } else { 0 };
     send(call, thread, |event| {
@@ -141,6 +119,9 @@ pub fn call_exit(result: i64) {
     }
     let call = (state.sp - 1) as u32;
     state.sp = 0;
+    if maps::records_pages() && !(-MAX_ERROR..=0).contains(&result) {
+        follow_pages((thread >> 32) as u32, call, state, result as u64);
+    }
     send(call, thread, |event| {
         event.exit = 1;
         event.arguments = [0; ARGUMENTS];
@@ -148,6 +129,19 @@ pub fn call_exit(result: i64) {
         event.stack = 0;
         event.flags = 0;
     });
+}
+
+/// Keeps the records of pages right after a call that returned an address.
+#[inline(always)]
+fn follow_pages(tgid: u32, call: u32, state: &ThreadState, result: u64) {
+    let (address, length, new_length) = (state.old_address, state.size, state.out_pointer);
+    if call == Call::Mmap as u32 {
+        // What was there before is no more.
+        pages::drop_records(tgid, result, length);
+    } else if call == Call::Mremap as u32 && result != address && length != 0 {
+        let moved = if length < new_length { length } else { new_length };
+        pages::move_records(tgid, address, result, moved);
+    }
 }
 
 /// Whether the thread is inside a probed allocating function, whose frame then lies above `sp`.

@@ -10,6 +10,7 @@
 mod alloc;
 mod growth;
 mod maps;
+mod pages;
 mod preempt;
 mod probe;
 mod stack;

@@ -86,6 +86,8 @@ static RETURN_ADDRESS: u32 = 0;
 #[unsafe(no_mangle)]
 static RETURN_NEXT: u32 = 0;
 #[unsafe(no_mangle)]
+static RECORDS_PAGES: u32 = 0;
+#[unsafe(no_mangle)]
 static FAULTS_DISABLED: u32 = 0;
 #[unsafe(no_mangle)]
 static PLAIN_WALKS: u32 = 0;
@@ -125,6 +127,12 @@ pub fn return_instances() -> ReturnInstances {
 #[inline(always)]
 pub fn max_stacks() -> u32 {
     constant!(MAX_STACKS)
+}
+
+/// Whether faults are recorded, so that the records have to be kept right.
+#[inline(always)]
+pub fn records_pages() -> bool {
+    constant!(RECORDS_PAGES) != 0
 }
 
 /// Where the kernel counts why it handles no page faults, in `struct task_struct`; 0: not known.

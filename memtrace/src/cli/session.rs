@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use memtrace_common::{
     event::{Counter, EventKind},
+    fault::PAGE,
     settings::Unwind,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -41,8 +42,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Shortest time between two reads of the mappings because of addresses that lie in none.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Room for messages about system calls: about 48,000 of them.
-const CALLS_BYTES: u32 = 4 << 20;
+/// Room for messages about system calls: about 190,000 of them.
+const CALLS_BYTES: u32 = 16 << 20;
 /// Room for unwind rows, whatever the budget: enough for the C library and a program of some MiB.
 const LEAST_ROWS: u64 = 128 << 10;
 /// Room for the tables of modules that are mapped later, beside half of what there is at the start.
@@ -322,6 +323,12 @@ impl Session {
             // Faults that come meanwhile are recorded, and told apart from later ones.
             memory.begin(&self.process)?;
             self.tracer.set_late()?;
+            if self.watch.resident
+                && let Some(pages) = memory.pages()
+            {
+                self.tracer
+                    .set_resident([pages.file, pages.anon, pages.shmem].map(|pages| pages.saturating_mul(PAGE)))?;
+            }
         }
         self.started = Some(Instant::now());
         Ok(())

@@ -9,6 +9,7 @@ use memtrace_common::{
 };
 
 use super::attribution::MappingCall;
+use super::inherited::{Inherited, TakenPages};
 use super::ranges::{Flags, Lost, Move, Operation, Owner, Ranges, Taken};
 use crate::{
     profile::Amount,
@@ -50,6 +51,7 @@ const END: u64 = 1 << 56;
 struct Pending {
     event: CallEvent,
     taken: Taken,
+    pages: TakenPages,
 }
 
 /// The address space.
@@ -64,6 +66,7 @@ pub struct Space {
     program_break: u64,
     /// All that was mapped, by stack number.
     mapped: HashMap<u32, Amount>,
+    inherited: Inherited,
 }
 
 impl Default for Space {
@@ -74,6 +77,7 @@ impl Default for Space {
             pending: HashMap::new(),
             program_break: 0,
             mapped: HashMap::new(),
+            inherited: Inherited::default(),
         }
     }
 }
@@ -93,6 +97,16 @@ impl Space {
         self.program_break = heap.map(|heap| heap.end).or(heap_start).unwrap_or(0);
     }
 
+    /// Takes over which pages are resident at the start.
+    pub fn inherit(&mut self, inherited: Inherited) {
+        self.inherited = inherited;
+    }
+
+    /// The pages that were resident at the start, where their memory is now, ascending; and those that went with their memory.
+    pub fn inherited(&self) -> (Vec<PageRange>, Pages) {
+        self.inherited.finish()
+    }
+
     /// Applies one event, in the order in which they were sent. `length_of` tells how long a System V segment is that was attached,
     /// from its id and its address.
     pub fn apply(&mut self, event: &CallEvent, length_of: impl FnOnce(u64, u64) -> Option<u64>) -> Applied {
@@ -110,7 +124,17 @@ impl Space {
 
     fn enter(&mut self, event: &CallEvent) {
         let [address, length, advice, ..] = event.arguments;
-        let taken = match Call::from_raw(event.call) {
+        let call = Call::from_raw(event.call);
+        let pages = match call {
+            _ if !self.inherited.concerns(event.time) => TakenPages::default(),
+            Some(Call::Munmap | Call::Mremap) => self.inherited.take(address, length),
+            Some(Call::Brk) if address != 0 && address < self.program_break => {
+                let from = address.next_multiple_of(PAGE);
+                self.inherited.take(from, self.program_break.saturating_sub(from))
+            }
+            _ => TakenPages::default(),
+        };
+        let taken = match call {
             Some(Call::Munmap | Call::Mremap) => self.take(address, length),
             Some(Call::Shmdt) => match self.ranges.at(address) {
                 (Some(owner), end) if owner.operation == Operation::Shmat => self.take(address, end - address),
@@ -127,12 +151,12 @@ impl Space {
             _ => Taken::default(),
         };
         if self.pending.len() < MAX_PENDING || self.pending.contains_key(&event.tid) {
-            self.pending.insert(event.tid, Pending { event: *event, taken });
+            self.pending.insert(event.tid, Pending { event: *event, taken, pages });
         }
     }
 
     fn exit(&mut self, pending: Pending, exit: &CallEvent, length_of: impl FnOnce(u64, u64) -> Option<u64>) -> Applied {
-        let Pending { event, taken } = pending;
+        let Pending { event, taken, pages } = pending;
         let [address, length, third, fourth, _] = event.arguments;
         let failed = (-4095..0).contains(&exit.result);
         let result = exit.result as u64;
@@ -145,15 +169,26 @@ impl Space {
                     self.add(event.stack, result - before);
                 } else if result >= before {
                     self.ranges.restore(taken);
+                    self.inherited.restore(pages);
+                } else {
+                    self.inherited.drop_taken(&pages);
                 }
                 self.program_break = result;
             }
-            _ if failed => self.ranges.restore(taken),
+            _ if failed => {
+                self.ranges.restore(taken);
+                self.inherited.restore(pages);
+            }
+            Some(Call::Munmap) => self.inherited.drop_taken(&pages),
             Some(Call::Mmap) => {
                 let mut owner = owner(&event, exit, Operation::Mmap);
                 owner.flags.thread_stack = fourth & flag::MAP_STACK != 0;
                 owner.flags.populates = fourth & (flag::MAP_POPULATE | flag::MAP_LOCKED) != 0;
                 self.populated.take(result, length);
+                if self.inherited.concerns(exit.time) {
+                    let replaced = self.inherited.take(result, length);
+                    self.inherited.drop_taken(&replaced);
+                }
                 self.ranges.mapped(result, length, owner);
                 self.add(event.stack, length);
                 applied.code = third & flag::PROT_EXEC != 0;
@@ -168,6 +203,9 @@ impl Space {
                 };
                 let all_new = to.keeps_old || length == 0;
                 self.populated.take(result, third);
+                if length != 0 {
+                    self.inherited.moved(pages, address, result, length.min(third));
+                }
                 self.ranges.moved(taken, to, owner(&event, exit, Operation::Mremap));
                 let grown = if all_new { third } else { third.saturating_sub(length) };
                 if grown > 0 {

@@ -200,6 +200,7 @@ impl Tracer {
             .override_global(globals::TARGET_TGID, &tgid, true)
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
+            .override_global(globals::RECORDS_PAGES, &u32::from(budget.chunks > 1), true)
             .override_global(globals::FAULTS_DISABLED, &faults_disabled, true)
             .override_global(globals::PLAIN_WALKS, &u32::from(settings.plain_walks), true)
             .override_global(globals::PREEMPT_GUARD, &u32::from(guard.is_some()), true)

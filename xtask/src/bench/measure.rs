@@ -17,7 +17,8 @@ use crate::{
 
 /// What all the C programs begin with.
 const HEADER: &str = include_str!("workload.h");
-const PROGRAMS: [(&str, &str); 4] = [
+const PROGRAMS: [(&str, &str); 5] = [
+    ("faults", include_str!("faults.c")),
     ("pairs", include_str!("pairs.c")),
     ("mixed", include_str!("mixed.c")),
     ("paced", include_str!("paced.c")),
@@ -187,6 +188,11 @@ impl Bench {
 
     pub fn start(&self, program: &str, arguments: &[&str]) -> Result<Workload> {
         Workload::start(&self.directory.join(program), arguments)
+    }
+
+    /// Processor time of one operation of a program, nanoseconds.
+    pub fn nanoseconds(&self, workload: &mut Workload) -> Result<f64> {
+        Ok(ask(workload, if self.quick { 0.2 } else { 2.0 })?.nanoseconds())
     }
 
     pub fn trace(&self, pid: u32) -> Result<Tracer> {

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what tracing costs the traced program, and memtrace itself.
 
+mod faults;
 mod load;
 mod measure;
 mod statistics;
@@ -46,6 +47,8 @@ pub struct Options {
 enum Part {
     /// Giving names to addresses
     Symbols,
+    /// Page faults, beside other tools that are installed
+    Faults,
 }
 
 /// Builds everything, measures in interleaved rounds, and prints medians and ratios.
@@ -58,7 +61,15 @@ pub fn bench(options: &Options) -> Result<()> {
     let directory = build::target_directory()?.join("bench");
     let bench = Bench::prepare(memtrace, &directory, options.quick)?;
 
+    if options.only == Some(Part::Faults) {
+        let table = faults::faults(&bench, options.rounds)?;
+        println!("{}\n", machine());
+        print!("{table}");
+        println!("\nTo repeat: cargo xtask bench --only faults --rounds {}", options.rounds);
+        return Ok(());
+    }
     let costs = costs(&bench, options.rounds)?;
+    let faults = faults::faults(&bench, options.rounds)?;
     let attach = attach(&bench, options.rounds)?;
     let load = load_tables(&bench, options.rounds)?;
     eprintln!("memtrace's own processor time");
@@ -69,6 +80,8 @@ pub fn bench(options: &Options) -> Result<()> {
     print!("{}", cost_table(&costs));
     println!();
     print!("{}", walk_table(&costs));
+    println!();
+    print!("{faults}");
     println!();
     print!("{}", load_table(&load)?);
     for line in [

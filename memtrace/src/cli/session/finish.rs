@@ -238,7 +238,7 @@ impl Session {
 
     /// Which pages became resident, and by whom; `visit` is called for all of them, ascending.
     fn page_growth(&self, seen: &Seen, visit: impl FnMut(&NewPages)) -> anyhow::Result<PageGrowth> {
-        let Some((before, after)) = looks(Some(seen)) else {
+        let Some((_, after)) = looks(Some(seen)) else {
             bail!(
                 "process {} ended before its pages could be looked at a second time: what was resident is not known \
                  (start it with `-- CMD`, which holds it at its end)",
@@ -246,12 +246,15 @@ impl Session {
             );
         };
         let pages = self.tracer.page_records()?;
-        Ok(attribution::attribute(
-            attribution::Seen { before: &before.scan.ranges, after: &after.scan.ranges, areas: &after.scan.areas },
+        let (inherited, unmapped) = seen.space.inherited();
+        let mut growth = attribution::attribute(
+            attribution::Seen { before: &inherited, after: &after.scan.ranges, areas: &after.scan.areas },
             attribution::records(&pages),
             |page| seen.space.owner_of_page(page),
             visit,
-        ))
+        );
+        growth.gone = growth.gone + unmapped;
+        Ok(growth)
     }
 
     fn faults(

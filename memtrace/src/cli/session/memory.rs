@@ -9,12 +9,13 @@ use std::{
 use anyhow::Context as _;
 use tokio::io::{Interest, unix::AsyncFd};
 
+use super::monotonic_now;
 use crate::{
-    collect::{reconcile::Look, space::Space},
+    collect::{inherited::Inherited, reconcile::Look, space::Space},
     kernel::{Tracer, source::call::Calls},
     target::{
         Process, TargetError, mappings,
-        pages::{self, Rollup, Scan},
+        pages::{self, Pages, Rollup, Scan},
     },
 };
 
@@ -86,9 +87,16 @@ impl Memory {
     pub fn begin(&mut self, process: &Process) -> Result<(), TargetError> {
         let mappings = mappings::read(process)?;
         self.space.begin(&mappings, mappings::heap_start(process)?);
-        self.before = Some(Snapshot::take(process)?);
+        let before = Snapshot::take(process)?;
+        self.space.inherit(Inherited::new(&before.scan.ranges, monotonic_now()));
+        self.before = Some(before);
         self.next = Instant::now() + PAUSE;
         Ok(())
+    }
+
+    /// Resident pages at the start.
+    pub fn pages(&self) -> Option<Pages> {
+        self.before.as_ref().map(|before| before.scan.pages())
     }
 
     /// Ready when there are system calls to be taken.

@@ -32,7 +32,7 @@ struct Seen {
 }
 
 impl Seen {
-    const EXPECTED: Self = Self { pages: TOUCHED, mapped: 1, unmapped: 1, losses: 0 };
+    const EXPECTED: Self = Self { pages: TOUCHED, mapped: 2, unmapped: 1, losses: 0 };
 }
 
 /// Traces this process while it maps, touches and unmaps memory.
@@ -74,12 +74,12 @@ fn judge(seen: Seen) -> [Check; 2] {
     } else {
         Check::missing(FAULTS, format!("{} of {TOUCHED} pages recorded, {} losses", seen.pages, seen.losses), bug)
     };
-    let calls = if (seen.mapped, seen.unmapped) == (1, 1) {
+    let calls = if (seen.mapped, seen.unmapped) == (Seen::EXPECTED.mapped, Seen::EXPECTED.unmapped) {
         Check::ok(CALLS, "mmap and munmap in memtrace itself were reported")
     } else {
         Check::missing(
             CALLS,
-            format!("one mmap and one munmap were made; {} and {} were reported", seen.mapped, seen.unmapped),
+            format!("two mmap and one munmap were made; {} and {} were reported", seen.mapped, seen.unmapped),
             bug,
         )
     };
@@ -108,8 +108,14 @@ fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
         tracer.attach_calls()?;
     }
     tracer.start()?;
-    let address = touch().map_err(|source| KernelError::Table { name: "of this process", source })?;
+    let own = |source| KernelError::Table { name: "of this process", source };
+    let memory = Memory::map().map_err(own)?;
+    memory.touch();
+    let unmapped = Memory::map().map_err(own)?;
+    let gone = unmapped.0;
+    drop(unmapped);
     tracer.detach()?;
+    let address = memory.0;
     let mut seen = Seen { losses: tracer.losses()?.iter().map(|(_, loss)| loss.count).sum(), ..Seen::default() };
     for (number, chunk) in tracer.page_records()? {
         let first = number * chunk.pages.len() as u64;
@@ -120,7 +126,7 @@ fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
         while let Some(event) = calls.next_call() {
             if event.exit == 0 && event.arguments[1] == MAPPED * PAGE {
                 seen.mapped += u64::from(event.call == Call::Mmap as u32);
-                seen.unmapped += u64::from(event.call == Call::Munmap as u32 && event.arguments[0] == address);
+                seen.unmapped += u64::from(event.call == Call::Munmap as u32 && event.arguments[0] == gone);
             }
         }
     }
@@ -134,32 +140,40 @@ fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
     Ok((seen, added))
 }
 
-/// Maps memory, touches a part of it and unmaps it; where it was.
-fn touch() -> io::Result<u64> {
-    let length = (MAPPED * PAGE) as usize;
-    // SAFETY: a new private mapping at an address of the kernel's choice.
-    let memory = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            length,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if memory == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+/// Memory of this process.
+struct Memory(u64);
+
+impl Memory {
+    const LENGTH: usize = (MAPPED * PAGE) as usize;
+
+    fn map() -> io::Result<Self> {
+        // SAFETY: a new private mapping at an address of the kernel's choice.
+        let memory = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                Self::LENGTH,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self(memory as u64)) }
     }
-    for page in 0..TOUCHED {
-        // SAFETY: within the mapping, which nobody else knows.
-        unsafe { memory.cast::<u8>().add((page * PAGE) as usize).write_volatile(1) };
+
+    fn touch(&self) {
+        for page in 0..TOUCHED {
+            // SAFETY: within the mapping, which nobody else knows.
+            unsafe { ((self.0 + page * PAGE) as *mut u8).write_volatile(1) };
+        }
     }
-    // SAFETY: the mapping made above.
-    if unsafe { libc::munmap(memory, length) } != 0 {
-        return Err(io::Error::last_os_error());
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made above, which nobody uses any more.
+        unsafe { libc::munmap(self.0 as *mut libc::c_void, Self::LENGTH) };
     }
-    Ok(memory as u64)
 }
 
 #[cfg(test)]

@@ -61,6 +61,24 @@ impl Tracer {
         Ok(())
     }
 
+    /// Says what the sizes of the resident set were when recording had begun, in bytes and in the order of [`Member::ALL`]: a
+    /// counter that has not changed by now has this size.
+    ///
+    /// # Errors
+    /// The table can't be read or written.
+    pub fn set_resident(&mut self, sizes: [u64; Member::ALL.len()]) -> Result<(), KernelError> {
+        let name = maps::RESIDENT;
+        let map = |source| KernelError::Map { name, source };
+        let mut array: Array<&mut MapData, u64> = Array::try_from(self.map_mut(name)?).map_err(map)?;
+        for (member, size) in Member::ALL.into_iter().zip(sizes) {
+            if array.get(&(entry::LAST + member as u32), 0).map_err(map)? == UNKNOWN {
+                array.set(entry::FIRST + member as u32, size, 0).map_err(map)?;
+                array.set(entry::LAST + member as u32, size, 0).map_err(map)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The tracepoint program `name`, loaded.
     pub(in crate::kernel) fn tracepoint(&mut self, name: &'static str) -> Result<&mut TracePoint, KernelError> {
         let program = self.program_mut(name)?;

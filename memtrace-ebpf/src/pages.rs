@@ -1,0 +1,154 @@
+//! The records of pages: kept in chunks, moved and dropped along with the memory that they are about.
+
+use aya_ebpf::helpers::generated::bpf_loop;
+use core::ffi::c_void;
+use memtrace_common::{
+    fault::{CHUNK_PAGES, Chunk, ChunkKey, PAGE, PageRecord},
+    loss::Loss,
+};
+
+use crate::maps::{self, PAGES};
+
+/// Most pages whose records are moved at a time (the kernel allows no longer loops).
+const MOST_MOVED: u64 = 1 << 22;
+/// Most chunks that are dropped at a time, 16 GiB of memory: records of larger mappings may outlive them.
+const MOST_DROPPED: u64 = 1 << 16;
+
+/// What the loops' callbacks are given.
+struct Move {
+    tgid: u32,
+    from: u64,
+    to: u64,
+}
+
+#[inline(always)]
+fn key(tgid: u32, page: u64) -> ChunkKey {
+    ChunkKey { chunk: page / CHUNK_PAGES as u64, tgid, zero: 0 }
+}
+
+/// The word of `page` in its chunk.
+#[inline(always)]
+fn slot(chunk: *mut Chunk, page: u64) -> *mut u64 {
+    let place = (page % CHUNK_PAGES as u64) as usize;
+    // SAFETY: the index is below the number of pages.
+    unsafe { (&raw mut (*chunk).pages).cast::<u64>().add(place) }
+}
+
+/// The chunk of a page, made if there is none; `None` if there is no room.
+#[inline(always)]
+fn chunk(tgid: u32, page: u64) -> Option<*mut Chunk> {
+    const NO_EXIST: u64 = 1;
+    let key = key(tgid, page);
+    if let Some(chunk) = PAGES.get_ptr_mut(key) {
+        return Some(chunk);
+    }
+    if let Some(blank) = maps::blank_chunk() {
+        // SAFETY: a map value that nothing ever writes.
+        let blank = unsafe { &*blank };
+        let _ = PAGES.insert(key, blank, NO_EXIST);
+    }
+    PAGES.get_ptr_mut(key)
+}
+
+/// Notes a fault under its page; false if there was no room.
+#[inline(always)]
+pub fn record(tgid: u32, page: u64, fault: u32, present: bool) -> bool {
+    let Some(chunk) = chunk(tgid, page) else { return false };
+    let slot = slot(chunk, page);
+    // SAFETY: a word of a map value. When two threads meet at one page, either of the two records is as good, and a word is
+    // written whole.
+    unsafe {
+        let before = core::ptr::read_volatile(slot);
+        let after = PageRecord::after(before, fault, present);
+        if after != before {
+            core::ptr::write_volatile(slot, after);
+        }
+    }
+    true
+}
+
+/// Moves the records of `length` bytes from one address to another, over whatever records are there.
+#[inline(always)]
+pub fn move_records(tgid: u32, from: u64, to: u64, length: u64) {
+    let mut pages = length.wrapping_add(PAGE - 1) / PAGE;
+    if pages > MOST_MOVED {
+        maps::lose(Loss::PagesFull, pages.wrapping_sub(MOST_MOVED).wrapping_mul(PAGE));
+        pages = MOST_MOVED;
+    }
+    let mut context = Move { tgid, from: from / PAGE, to: to / PAGE };
+    // SAFETY: the callback takes this context.
+    unsafe { bpf_loop(pages as u32, move_one as *mut c_void, (&raw mut context).cast(), 0) };
+}
+
+/// Callback: moves the record of page `index`.
+extern "C" fn move_one(index: u32, context: *mut c_void) -> i64 {
+    // SAFETY: the context passed by `move_records`.
+    let context = unsafe { &*context.cast::<Move>() };
+    let from = context.from.wrapping_add(u64::from(index));
+    let to = context.to.wrapping_add(u64::from(index));
+    let mut record = 0;
+    if let Some(chunk) = PAGES.get_ptr_mut(key(context.tgid, from)) {
+        let slot = slot(chunk, from);
+        // SAFETY: a word of a map value.
+        unsafe {
+            record = core::ptr::read_volatile(slot);
+            if record != 0 {
+                core::ptr::write_volatile(slot, 0);
+            }
+        }
+    }
+    let there = if record == 0 { PAGES.get_ptr_mut(key(context.tgid, to)) } else { chunk(context.tgid, to) };
+    match there {
+        // SAFETY: as above.
+        Some(chunk) => unsafe { core::ptr::write_volatile(slot(chunk, to), record) },
+        None if record != 0 => maps::lose(Loss::PagesFull, PAGE),
+        None => {}
+    }
+    0
+}
+
+/// What a loop that drops records is given: all in pages.
+struct Drop {
+    tgid: u32,
+    first: u64,
+    end: u64,
+}
+
+/// Drops the records of memory that is no longer, or newly, mapped.
+#[inline(always)]
+pub fn drop_records(tgid: u32, address: u64, length: u64) {
+    let first = address / PAGE;
+    let end = address.wrapping_add(length).wrapping_add(PAGE - 1) / PAGE;
+    if end <= first {
+        return;
+    }
+    let chunks = (end - 1) / CHUNK_PAGES as u64 - first / CHUNK_PAGES as u64 + 1;
+    let chunks = if chunks < MOST_DROPPED { chunks } else { MOST_DROPPED };
+    let mut context = Drop { tgid, first, end };
+    // SAFETY: the callback takes this context.
+    unsafe { bpf_loop(chunks as u32, drop_chunk as *mut c_void, (&raw mut context).cast(), 0) };
+}
+
+/// Callback: drops the records of chunk `index`, those of pages outside left alone.
+extern "C" fn drop_chunk(index: u32, context: *mut c_void) -> i64 {
+    // SAFETY: the context passed by `drop_records`.
+    let context = unsafe { &*context.cast::<Drop>() };
+    let number = context.first / CHUNK_PAGES as u64 + u64::from(index);
+    let key = ChunkKey { chunk: number, tgid: context.tgid, zero: 0 };
+    let start = number * CHUNK_PAGES as u64;
+    if context.first <= start && start + CHUNK_PAGES as u64 <= context.end {
+        let _ = PAGES.remove(key);
+        return 0;
+    }
+    let Some(chunk) = PAGES.get_ptr_mut(key) else { return 0 };
+    let mut place = 0u64;
+    while place < CHUNK_PAGES as u64 {
+        let page = start + place;
+        if page >= context.first && page < context.end {
+            // SAFETY: a word of a map value.
+            unsafe { core::ptr::write_volatile(slot(chunk, page), 0) };
+        }
+        place += 1;
+    }
+    0
+}
