@@ -37,10 +37,13 @@ pub enum EventKind {
     Mappings = 1,
     /// The target executed another program. The kernel side has stopped recording.
     Exec = 2,
-    /// The target forked: the child has a copy of its memory with the breakpoints in it.
+    /// The target forked: the child has a copy of its memory with the breakpoints in it. `value` is the child's thread group,
+    /// or 0 if it is not known.
     Fork = 3,
     /// A stack was seen for the first time; `value` is its number.
     NewStack = 4,
+    /// A followed child has executed another program, and is not followed any more.
+    ChildExec = 5,
 }
 
 impl EventKind {
@@ -51,6 +54,7 @@ impl EventKind {
             2 => Some(Self::Exec),
             3 => Some(Self::Fork),
             4 => Some(Self::NewStack),
+            5 => Some(Self::ChildExec),
             _ => None,
         }
     }

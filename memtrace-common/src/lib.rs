@@ -61,6 +61,8 @@ pub mod maps {
     pub const ORACLE_CONTROL: &str = "ORACLE_CONTROL";
     /// Hash of [`crate::fault::ChunkKey`] to [`crate::fault::Chunk`].
     pub const PAGES: &str = "PAGES";
+    /// Hash of thread group (u32) to 1: processes forked off the target, directly or not, that are followed.
+    pub const CHILDREN: &str = "CHILDREN";
     /// Array of u64, numbered by [`crate::resident::entry`].
     pub const RESIDENT: &str = "RESIDENT";
     /// Ring buffer of [`crate::call::CallEvent`].

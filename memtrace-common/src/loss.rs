@@ -34,11 +34,13 @@ pub enum Loss {
     /// By frame pointers, a call could not be told from one inside a call that turned out to be left without a return: it
     /// is missing.
     Hidden = 13,
+    /// The table of followed children was full: a forked process is not followed.
+    ChildrenFull = 14,
 }
 
 impl Loss {
     /// Number of reasons: the length of the counter array.
-    pub const COUNT: u32 = 14;
+    pub const COUNT: u32 = 15;
 
     /// Every reason, in order of its number.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -56,6 +58,7 @@ impl Loss {
         Self::Missed,
         Self::RangesFull,
         Self::Hidden,
+        Self::ChildrenFull,
     ];
 
     /// The reason numbered `raw`.
@@ -80,6 +83,7 @@ impl Loss {
             Self::Missed => "missed",
             Self::RangesFull => "ranges_full",
             Self::Hidden => "hidden",
+            Self::ChildrenFull => "children_full",
         }
     }
 
@@ -100,6 +104,7 @@ impl Loss {
             Self::CallsLost => "system calls not recorded: messages came faster than they could be read",
             Self::RangesFull => "mapped ranges without a call path: there were too many of them",
             Self::Missed => "events not seen: the kernel skipped a program that was running already",
+            Self::ChildrenFull => "forked processes not followed: there were too many at a time",
             Self::Hidden => {
                 "allocations not recorded: taken for calls inside one that never returned (unwind by tables to tell them)"
             }
@@ -120,6 +125,7 @@ impl Loss {
                 | Self::Missed
                 | Self::RangesFull
                 | Self::Hidden
+                | Self::ChildrenFull
         )
     }
 }

@@ -21,6 +21,10 @@ pub mod globals {
     pub const RETURN_NEXT: &str = "RETURN_NEXT";
     /// u32: 1 if page faults are recorded.
     pub const RECORDS_PAGES: &str = "RECORDS_PAGES";
+    /// u32: offset in bytes of `tgid` in `struct task_struct`; 0: not known.
+    pub const TASK_TGID: &str = "TASK_TGID";
+    /// u32: 1 to follow the processes that the target forks.
+    pub const FOLLOW: &str = "FOLLOW";
     /// u32: offset in bytes of `pagefault_disabled` in `struct task_struct`; 0: not known.
     pub const FAULTS_DISABLED: &str = "FAULTS_DISABLED";
     /// u32: 1 to walk every stack from its innermost frame, without the thread's last one; only for measurements.

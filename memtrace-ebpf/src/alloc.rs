@@ -98,8 +98,7 @@ fn leads_through(state: &ThreadState) -> bool {
 pub fn begin(call: &Call) {
     let thread = bpf_get_current_pid_tgid();
     let tgid = (thread >> 32) as u32;
-    let target = maps::target_tgid();
-    if target != 0 && tgid != target {
+    if maps::is_left_out(tgid) {
         return;
     }
     let Some(state) = thread_state(thread) else {
@@ -264,8 +263,7 @@ pub fn release(address: u64) {
         return;
     }
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    let target = maps::target_tgid();
-    if target != 0 && tgid != target {
+    if maps::is_left_out(tgid) {
         return;
     }
     maps::count(Counter::Frees);

@@ -50,6 +50,8 @@ static MAPPINGS: Array<CodeMapping> = Array::with_max_entries(2 * MAX_MAPPINGS, 
 #[map]
 static BLANK_THREAD: Array<ThreadState> = Array::with_max_entries(1, 0);
 #[map]
+pub static CHILDREN: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
+#[map]
 pub static PAGES: HashMap<ChunkKey, Chunk> = HashMap::with_max_entries(64, 0);
 /// One all-zero chunk, which new ones start from.
 #[map]
@@ -87,6 +89,10 @@ static RETURN_ADDRESS: u32 = 0;
 static RETURN_NEXT: u32 = 0;
 #[unsafe(no_mangle)]
 static RECORDS_PAGES: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_TGID: u32 = 0;
+#[unsafe(no_mangle)]
+static FOLLOW: u32 = 0;
 #[unsafe(no_mangle)]
 static FAULTS_DISABLED: u32 = 0;
 #[unsafe(no_mangle)]
@@ -133,6 +139,32 @@ pub fn max_stacks() -> u32 {
 #[inline(always)]
 pub fn records_pages() -> bool {
     constant!(RECORDS_PAGES) != 0
+}
+
+/// Where a task's thread group is in `struct task_struct`; 0: not known.
+#[inline(always)]
+pub fn task_tgid_offset() -> u32 {
+    constant!(TASK_TGID)
+}
+
+/// Whether the processes that the target forks are followed.
+#[inline(always)]
+pub fn follows() -> bool {
+    constant!(FOLLOW) != 0
+}
+
+/// Whether a thread group is a followed child of the target.
+#[inline(always)]
+pub fn is_child(tgid: u32) -> bool {
+    follows() && CHILDREN.get_ptr(tgid).is_some()
+}
+
+/// Whether a thread group is neither the target nor a followed child of it. Without a target's number the probes' own
+/// filter is relied upon.
+#[inline(always)]
+pub fn is_left_out(tgid: u32) -> bool {
+    let target = target_tgid();
+    target != 0 && tgid != target && !is_child(tgid)
 }
 
 /// Where the kernel counts why it handles no page faults, in `struct task_struct`; 0: not known.

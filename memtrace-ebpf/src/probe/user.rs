@@ -79,9 +79,8 @@ pub fn traced() -> bool {
     is_target() && maps::running()
 }
 
-/// Whether the current thread belongs to the target.
+/// Whether the current thread belongs to the target or a followed child.
 #[inline(always)]
 pub fn is_target() -> bool {
-    let target = maps::target_tgid();
-    target != 0 && (bpf_get_current_pid_tgid() >> 32) as u32 == target
+    maps::target_tgid() != 0 && !maps::is_left_out((bpf_get_current_pid_tgid() >> 32) as u32)
 }

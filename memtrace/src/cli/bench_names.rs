@@ -100,6 +100,7 @@ fn profile(args: &Args, addresses: Vec<u64>) -> Profile {
         subject: Default::default(),
         unwinding: Default::default(),
         memory: None,
+        children: None,
         process: Process { pid: std::process::id(), comm: "bench-names".into() },
         duration: Duration::from_secs(1),
         end: TraceEnd::Duration,

@@ -1,5 +1,6 @@
 //! One trace of one process, from discovery to a profile: what the commands that trace have in common.
 
+mod children;
 mod finish;
 mod memory;
 
@@ -16,7 +17,7 @@ use memtrace_common::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use self::memory::Memory;
+use self::{children::Children, memory::Memory};
 use super::{late::Late, launch::Stop, limits, sweeper::Sweeper, unwinding::Unwinding};
 use crate::{
     collect::{growth::Growth, modules::Modules, stacks},
@@ -60,6 +61,8 @@ pub struct Options {
     pub hash_ignore: u64,
     /// Whether every stack is walked from its innermost frame: for measurements.
     pub plain_walks: bool,
+    /// Whether forked processes are followed.
+    pub follow: bool,
     /// What is recorded of the target's memory as a whole.
     pub watch: Watch,
 }
@@ -94,7 +97,14 @@ pub struct Watch {
 impl Options {
     /// Stacks by frame pointers alone.
     pub fn plain(budget: Budget) -> Self {
-        Self { budget, unwind: Unwind::FramePointers, hash_ignore: 0, plain_walks: false, watch: Watch::default() }
+        Self {
+            budget,
+            unwind: Unwind::FramePointers,
+            hash_ignore: 0,
+            plain_walks: false,
+            follow: false,
+            watch: Watch::default(),
+        }
     }
 }
 
@@ -135,6 +145,8 @@ pub struct Session {
     sweeper: Sweeper,
     watch: Watch,
     memory: Option<Memory>,
+    /// `None` if children are not followed.
+    children: Option<Children>,
     /// Reports of the loader when the memory map was last read.
     loader_seen: u64,
 }
@@ -192,6 +204,7 @@ impl Session {
             rows: room(rows, options.budget),
             blocks: room(blocks, options.budget),
             hash_ignore: options.hash_ignore,
+            follow: options.follow,
             calls: if options.watch.space { CALLS_BYTES } else { 0 },
             plain_walks: options.plain_walks,
             oracle: match probes {
@@ -239,6 +252,7 @@ impl Session {
             sweeper: Sweeper::new(sweep),
             watch: options.watch,
             memory,
+            children: options.follow.then(Children::default),
             loader_seen: 0,
         })
     }
@@ -443,6 +457,12 @@ impl Session {
                     let frames = record.frames.iter().take(usize::from(record.len));
                     if frames.into_iter().any(|address| !self.modules.contains(*address)) {
                         self.want_refresh(event.time);
+                    }
+                }
+                Some(EventKind::Fork) if self.children.is_some() => self.follow(event.value as u32)?,
+                Some(EventKind::ChildExec) => {
+                    if let Some(children) = &mut self.children {
+                        children.executed(event.tgid);
                     }
                 }
                 Some(EventKind::Fork) => self.sweeper.forked(),

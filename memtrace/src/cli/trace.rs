@@ -70,6 +70,9 @@ pub struct Common {
     /// Memory for the kernel side's tables, MiB
     #[arg(long, value_name = "MIB", value_parser = budget, default_value_t = DEFAULT_MIB)]
     memory_budget: u32,
+    /// Follows the processes that the traced one forks, and those that they fork, until they execute another program
+    #[arg(long)]
+    children: bool,
     /// Does not look at the process's memory as a whole: no split of its RSS at the end
     #[arg(long)]
     no_reconcile: bool,
@@ -142,6 +145,7 @@ fn options(job: &Job) -> Options {
         unwind: common.unwind,
         hash_ignore: common.hash_ignore,
         plain_walks: common.plain_walks,
+        follow: common.children,
         watch: Watch { space: job.watch.space || reconciles(common), ..job.watch },
     }
 }

@@ -98,7 +98,26 @@ pub struct PageGrowth {
     pub gone: Pages,
 }
 
+impl PageGrowth {
+    /// Adds that of another process.
+    pub fn add(&mut self, other: &Self) {
+        for (stack, pages) in &other.by_stack {
+            self.by_stack.entry(*stack).or_default().merge(pages);
+        }
+        self.unattributed = self.unattributed + other.unattributed;
+        self.new.merge(&other.new);
+        self.gone = self.gone + other.gone;
+    }
+}
+
 impl StackPages {
+    fn merge(&mut self, other: &Self) {
+        self.pages = self.pages + other.pages;
+        for (sum, count) in self.by_source.iter_mut().zip(other.by_source) {
+            *sum += count;
+        }
+    }
+
     fn add(&mut self, pages: &NewPages) {
         let count = pages.end - pages.first;
         self.pages.add(pages.kind, count);

@@ -35,6 +35,13 @@ impl LiveBlocks {
         Self { end, older, by_stack: HashMap::new() }
     }
 
+    /// Adds one block whose process is no more: it counts as allocated, and not as unfreed.
+    pub fn add_gone(&mut self, block: &Block) {
+        let live = self.by_stack.entry(block.stack).or_default();
+        live.all.bytes = live.all.bytes.saturating_add(block.size);
+        live.all.count += 1;
+    }
+
     /// Whether the block is old enough to count.
     pub fn counts(&self, block: &Block) -> bool {
         self.end.saturating_sub(block.time) >= nanoseconds(self.older)

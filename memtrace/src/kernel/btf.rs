@@ -34,6 +34,11 @@ pub fn faults_disabled() -> Option<u32> {
     Types::read().ok()??.offset("task_struct", "pagefault_disabled")
 }
 
+/// Where a task's thread group is; `None` if the kernel does not say.
+pub fn task_tgid() -> Option<u32> {
+    Types::read().ok()??.offset("task_struct", "tgid")
+}
+
 struct Types {
     data: Vec<u8>,
     /// Where each type's fixed part is, by its number minus 1.

@@ -118,6 +118,8 @@ pub struct Settings {
     pub blocks: u32,
     /// Bits of the stack hash to clear: 0, except in tests of collisions.
     pub hash_ignore: u64,
+    /// Whether the processes that the target forks are followed. Needs [`Self::tgid`].
+    pub follow: bool,
     /// Bytes of the ring buffer for system calls, a power of two; 0 if they are not traced.
     pub calls: u32,
     /// Whether every stack is walked from its innermost frame, without the thread's last one: for measurements.
@@ -136,6 +138,7 @@ impl Settings {
             rows: 0,
             blocks: 0,
             hash_ignore: 0,
+            follow: false,
             calls: 0,
             plain_walks: false,
             oracle: 0,
@@ -201,6 +204,8 @@ impl Tracer {
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
             .override_global(globals::RECORDS_PAGES, &u32::from(budget.chunks > 1), true)
+            .override_global(globals::TASK_TGID, &btf::task_tgid().unwrap_or_default(), true)
+            .override_global(globals::FOLLOW, &u32::from(settings.follow), true)
             .override_global(globals::FAULTS_DISABLED, &faults_disabled, true)
             .override_global(globals::PLAIN_WALKS, &u32::from(settings.plain_walks), true)
             .override_global(globals::PREEMPT_GUARD, &u32::from(guard.is_some()), true)

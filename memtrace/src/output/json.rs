@@ -56,6 +56,7 @@
 //!     reconciliation   {before, after: {rss, anonymous, file, shared}, change, heap: {requested, resident, new}|null,
 //!                      lines: [{part, change, resident}], unexplained, unexplained_share|null} in bytes, or null: the
 //!                      changes of the lines and `unexplained` add up to `change`
+//!   children         null, or [{pid, state: "running" | "ended" | "executed" | "missed", rss: {before, after, difference}|null}]
 //!   missed_growth    RSS growth in bytes while no probed function was called, or null
 //! ```
 //!
@@ -66,7 +67,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::{
-    profile::{self, NamedProfile, Subject, TraceEnd},
+    profile::{self, ChildState, NamedProfile, Subject, TraceEnd},
     view::{self, Coverage, LeakRow},
 };
 
@@ -199,6 +200,7 @@ struct CoverageObject<'a> {
     problems: Vec<Problem<'a>>,
     rss: Option<Rss>,
     memory: Option<json_memory::Memory>,
+    children: Option<Vec<ChildObject>>,
     missed_growth: Option<u64>,
 }
 
@@ -348,8 +350,29 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
                 .collect(),
             rss: coverage.rss.map(|rss| Rss { before: rss.before, after: rss.after, difference: rss.difference() }),
             memory: coverage.memory.as_ref().map(Into::into),
+            children: coverage.children.as_ref().map(|children| children.iter().map(Into::into).collect()),
             missed_growth: coverage.missed_growth(),
         }
+    }
+}
+
+#[derive(Serialize)]
+struct ChildObject {
+    pid: u32,
+    state: &'static str,
+    rss: Option<Rss>,
+}
+
+impl From<&profile::Child> for ChildObject {
+    fn from(child: &profile::Child) -> Self {
+        let state = match child.state {
+            ChildState::Running => "running",
+            ChildState::Ended => "ended",
+            ChildState::Executed => "executed",
+            ChildState::Missed => "missed",
+        };
+        let rss = |(before, after)| Rss { before, after, difference: i128::from(after) - i128::from(before) };
+        Self { pid: child.pid, state, rss: child.rss.map(rss) }
     }
 }
 

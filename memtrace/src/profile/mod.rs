@@ -1,5 +1,6 @@
 //! What a trace found, before names are given: stacks with their numbers, and what it takes to read them later.
 
+mod children;
 mod memory;
 mod named;
 mod unwinding;
@@ -12,6 +13,7 @@ use memtrace_common::{
     stack::StackEnd,
 };
 
+pub use children::{Child, ChildState};
 pub use memory::{FaultCounts, GrowthSummary, Memory, Resident};
 pub use named::{NameProblem, NamedProfile, NamedStack, OTHERS, SourceLine, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 pub use unwinding::{LateCode, UnwindProblem, Unwinding};
@@ -89,6 +91,8 @@ pub struct Profile {
     pub rss: Option<(u64, u64)>,
     /// What was found out about the process's memory as a whole.
     pub memory: Option<Memory>,
+    /// The followed children; `None` if children were not followed.
+    pub children: Option<Vec<Child>>,
 }
 
 /// Who was traced.

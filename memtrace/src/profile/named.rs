@@ -8,7 +8,7 @@ use memtrace_common::{
 };
 
 use super::{
-    Amount, Events, Function, Imbalance, Memory, Process, Resident, Subject, TraceEnd, Unwinding, check_balance,
+    Amount, Child, Events, Function, Imbalance, Memory, Process, Resident, Subject, TraceEnd, Unwinding, check_balance,
 };
 
 /// The only frame of pages that no call path is known for.
@@ -47,6 +47,8 @@ pub struct NamedProfile {
     pub rss: Option<(u64, u64)>,
     /// What was found out about the process's memory as a whole.
     pub memory: Option<Memory>,
+    /// The followed children; `None` if children were not followed.
+    pub children: Option<Vec<Child>>,
     /// Modules whose addresses have no names, or worse ones than they could have.
     pub problems: Vec<NameProblem>,
 }

@@ -91,6 +91,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
         unwinding: profile.unwinding.clone(),
         rss: profile.rss,
         memory: profile.memory.clone(),
+        children: profile.children.clone(),
         problems,
     }
 }

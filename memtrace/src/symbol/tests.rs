@@ -79,6 +79,7 @@ pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
     Profile {
         subject: Default::default(),
         memory: None,
+        children: None,
         process: Process { pid: 1, comm: "test".into() },
         duration: Duration::from_secs(10),
         end: TraceEnd::Duration,

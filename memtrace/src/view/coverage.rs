@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use memtrace_common::stack::StackEnd;
 
 use crate::profile::{
-    Amount, Events, Function, Memory, NameProblem, NamedProfile, NamedStack, Process, Subject, TraceEnd,
+    Amount, Child, Events, Function, Memory, NameProblem, NamedProfile, NamedStack, Process, Subject, TraceEnd,
     UNKNOWN_CALL_PATH, Unwinding,
 };
 
@@ -56,6 +56,8 @@ pub struct Coverage {
     pub rss: Option<Rss>,
     /// The process's memory as a whole.
     pub memory: Option<Memory>,
+    /// The followed children; `None` if children were not followed.
+    pub children: Option<Vec<Child>>,
 }
 
 /// Functions probed in one module.
@@ -176,6 +178,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         problems: profile.problems.clone(),
         rss: profile.rss.map(|(before, after)| Rss { before, after }),
         memory: profile.memory.clone(),
+        children: profile.children.clone(),
     }
 }
 

@@ -100,6 +100,7 @@ pub fn plain() -> NamedProfile {
         unwinding: Unwinding::default(),
         rss: Some((412 * megabyte, 530 * megabyte + megabyte / 2)),
         memory: None,
+        children: None,
         problems: Vec::new(),
     }
 }

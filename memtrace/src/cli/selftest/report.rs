@@ -300,6 +300,7 @@ mod tests {
         Profile {
             subject: Default::default(),
             memory: None,
+            children: None,
             process: Process { pid: 1, comm: "x".into() },
             duration: Duration::from_secs(1),
             end: TraceEnd::Interrupted,

@@ -1,6 +1,9 @@
 //! The end of a trace: its tables and what was seen become a profile.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use memtrace_common::{
@@ -13,7 +16,7 @@ use memtrace_common::{
     stack::{StackRecord, Totals},
 };
 
-use super::{Ask, Finished, Session, memory::Snapshot, monotonic_now};
+use super::{Ask, Finished, Session, children::Children, memory::Snapshot, monotonic_now};
 use crate::{
     collect::{
         attribution::{self, NewPages, PageGrowth},
@@ -38,6 +41,8 @@ const UNSEEN_GROWTH: u64 = 1 << 20;
 /// What was seen of the memory as a whole.
 struct Seen {
     space: Space,
+    /// Those of followed children.
+    children: BTreeMap<u32, Space>,
     before: Option<Snapshot>,
     after: Option<Snapshot>,
     /// Whether the last look was at the end of the trace.
@@ -48,6 +53,7 @@ struct Seen {
 /// A live block.
 struct Live {
     address: u64,
+    tgid: u32,
     block: Block,
 }
 
@@ -67,6 +73,9 @@ impl Session {
         // First, so that the fault of every page that is found has been recorded. What another program has is not this one's.
         let at_end =
             end != TraceEnd::TargetExecuted && self.memory.as_mut().is_some_and(|memory| memory.end(&self.process));
+        if let Some(children) = &mut self.children {
+            children.end();
+        }
         self.tracer.stop()?;
         let now = monotonic_now();
         let duration = started.elapsed();
@@ -81,7 +90,7 @@ impl Session {
         self.note_loader(self.tracer.loader_events()?)?;
         let seen = self.memory.take().map(|mut memory| {
             memory.drain(&self.process);
-            let (mut space, before, after) = memory.finish();
+            let (mut space, children, before, after) = memory.finish();
             // Compared with an older map, ranges would be missing that were mapped since.
             let audit = match (&before, &after) {
                 (Some(before), Some(after)) if at_end => {
@@ -89,7 +98,7 @@ impl Session {
                 }
                 _ => None,
             };
-            Seen { space, before, after, at_end, audit }
+            Seen { space, children, before, after, at_end, audit }
         });
         let rollups = looks(seen.as_ref()).map(|(before, after)| (before.rollup.rss, after.rollup.rss));
         let mut records = HashMap::new();
@@ -114,7 +123,15 @@ impl Session {
             }
             (Subject::Mappings, Some(seen)) => {
                 let resident = seen.after.as_ref().map(|after| after.scan.ranges.as_slice());
-                mappings::assemble(&records, &seen.space, resident, now, ask.older, call_of)
+                let mut stacks = mappings::assemble(&records, &seen.space, resident, now, ask.older, call_of);
+                for (pid, space) in &seen.children {
+                    let after = self.looked_at().find(|(child, ..)| child == pid);
+                    let resident = after.map(|(.., after)| after.scan.ranges.as_slice());
+                    if self.children.as_ref().is_none_or(|children| !children.is_gone(*pid)) {
+                        stacks.extend(mappings::assemble(&records, space, resident, now, ask.older, call_of));
+                    }
+                }
+                stacks
             }
             (Subject::Touched | Subject::Faults | Subject::Mappings, None) => {
                 bail!("the process's memory was not watched")
@@ -146,6 +163,7 @@ impl Session {
             unwinding,
             rss,
             memory,
+            children: self.children.as_ref().map(Children::report),
         };
         Ok(Finished { profile, modules: self.modules, imbalances })
     }
@@ -200,7 +218,8 @@ impl Session {
             return Ok(None);
         }
         let mut blocks = Vec::new();
-        self.tracer.for_each_block(|key, block| blocks.push(Live { address: key.address, block: *block }))?;
+        self.tracer
+            .for_each_block(|key, block| blocks.push(Live { address: key.address, tgid: key.tgid, block: *block }))?;
         blocks.sort_unstable_by_key(|live| live.address);
         Ok(Some(blocks))
     }
@@ -218,9 +237,13 @@ impl Session {
     ) -> anyhow::Result<Vec<Stack>> {
         let totals = self.tracer.totals(self.tracer.stack_count()?)?;
         let mut live = LiveBlocks::new(now, older);
-        blocks.iter().for_each(|block| live.add(&block.block));
+        for block in blocks {
+            // The memory of a process that has ended is no more, whatever it did not free.
+            let gone = self.children.as_ref().is_some_and(|children| children.is_gone(block.tgid));
+            if gone { live.add_gone(&block.block) } else { live.add(&block.block) }
+        }
         let old: Vec<LiveBlock> =
-            blocks.iter().filter(|block| live.counts(&block.block)).map(Live::of_reconciliation).collect();
+            self.own(blocks).filter(|block| live.counts(&block.block)).map(Live::of_reconciliation).collect();
         let resident = looks(seen.as_ref())
             .map(|(before, after)| blocks::residency(&old, &before.scan.ranges, &after.scan.ranges).by_stack);
         let functions = self.discovery.sites.len();
@@ -245,7 +268,7 @@ impl Session {
                 self.process.pid()
             );
         };
-        let pages = self.tracer.page_records()?;
+        let pages = self.tracer.page_records(self.process.pid())?;
         let (inherited, unmapped) = seen.space.inherited();
         let mut growth = attribution::attribute(
             attribution::Seen { before: &inherited, after: &after.scan.ranges, areas: &after.scan.areas },
@@ -257,6 +280,36 @@ impl Session {
         Ok(growth)
     }
 
+    /// The blocks of the target itself, without its children's.
+    fn own<'a>(&self, blocks: &'a [Live]) -> impl Iterator<Item = &'a Live> + use<'a> {
+        let (follows, pid) = (self.children.is_some(), self.process.pid());
+        blocks.iter().filter(move |block| !follows || block.tgid == pid)
+    }
+
+    /// The followed children that run at the end, with what was resident in them after the fork and is now.
+    fn looked_at(&self) -> impl Iterator<Item = (u32, &Snapshot, &Snapshot)> {
+        self.children.iter().flat_map(Children::looked_at)
+    }
+
+    /// The same as [`Self::page_growth`] for all followed children together.
+    fn growth_of_children(&self, seen: &Seen) -> anyhow::Result<PageGrowth> {
+        let mut sum = PageGrowth::default();
+        for (pid, _, after) in self.looked_at() {
+            let Some(space) = seen.children.get(&pid) else { continue };
+            let (inherited, unmapped) = space.inherited();
+            let pages = self.tracer.page_records(pid)?;
+            let growth = attribution::attribute(
+                attribution::Seen { before: &inherited, after: &after.scan.ranges, areas: &after.scan.areas },
+                attribution::records(&pages),
+                |page| space.owner_of_page(page),
+                |_| {},
+            );
+            sum.add(&growth);
+            sum.gone = sum.gone + unmapped;
+        }
+        Ok(sum)
+    }
+
     fn faults(
         &self,
         records: &HashMap<u32, StackRecord>,
@@ -264,7 +317,8 @@ impl Session {
         kind: Option<PageKind>,
     ) -> anyhow::Result<Vec<Stack>> {
         let totals = self.tracer.totals(self.tracer.stack_count()?)?;
-        let growth = self.page_growth(seen, |_| {})?;
+        let mut growth = self.page_growth(seen, |_| {})?;
+        growth.add(&self.growth_of_children(seen)?);
         Ok(faults::assemble(records, &totals, &growth, kind, call_of))
     }
 
@@ -272,7 +326,7 @@ impl Session {
     fn touched(&self, records: &HashMap<u32, StackRecord>, blocks: &[Live], seen: &Seen) -> anyhow::Result<Vec<Stack>> {
         let mut pages = Vec::new();
         self.page_growth(seen, |new| pages.push(*new))?;
-        let blocks: Vec<LiveBlock> = blocks.iter().map(Live::of_reconciliation).collect();
+        let blocks: Vec<LiveBlock> = self.own(blocks).map(Live::of_reconciliation).collect();
         let pairs = blocks::touched(&blocks, &pages);
         let functions = self.discovery.sites.len();
         let function_of = |site: u16| Some(usize::from(site)).filter(|site| *site < functions);
@@ -281,7 +335,8 @@ impl Session {
 
     fn memory_of(&self, seen: &Seen, blocks: Option<&[Live]>) -> anyhow::Result<Memory> {
         let looks = looks(Some(seen));
-        let blocks: Option<Vec<LiveBlock>> = blocks.map(|blocks| blocks.iter().map(Live::of_reconciliation).collect());
+        let blocks: Option<Vec<LiveBlock>> =
+            blocks.map(|blocks| self.own(blocks).map(Live::of_reconciliation).collect());
         let reconciliation = looks.map(|(before, after)| {
             let pointers: Vec<u64> =
                 [before, after].iter().flat_map(|look| look.stack_pointers.iter().copied()).collect();

@@ -2,6 +2,7 @@
 //! resident before and after.
 
 use std::{
+    collections::BTreeMap,
     fs,
     time::{Duration, Instant},
 };
@@ -62,6 +63,8 @@ impl Snapshot {
 pub struct Memory {
     calls: AsyncFd<Calls>,
     space: Space,
+    /// Those of followed children.
+    children: BTreeMap<u32, Space>,
     before: Option<Snapshot>,
     last: Option<Snapshot>,
     next: Instant,
@@ -77,7 +80,14 @@ impl Memory {
         // SAFETY: the stream owns its descriptor and moves into the AsyncFd, which closes it after deregistering.
         let calls = unsafe { AsyncFd::register_with_interest(calls, Interest::READABLE) }
             .context("system calls can't be waited for")?;
-        Ok(Self { calls, space: Space::default(), before: None, last: None, next: Instant::now() })
+        Ok(Self {
+            calls,
+            space: Space::default(),
+            children: BTreeMap::new(),
+            before: None,
+            last: None,
+            next: Instant::now(),
+        })
     }
 
     /// Looks at what is there at the start. Recording has begun.
@@ -99,6 +109,11 @@ impl Memory {
         self.before.as_ref().map(|before| before.scan.pages())
     }
 
+    /// Takes over the address space of a forked process. (Calls that were reported before the fork are in one of their own.)
+    pub fn adopt(&mut self, pid: u32, space: Space) {
+        self.children.insert(pid, space);
+    }
+
     /// Ready when there are system calls to be taken.
     ///
     /// # Errors
@@ -112,7 +127,11 @@ impl Memory {
     pub fn drain(&mut self, process: &Process) -> bool {
         let mut code = false;
         while let Some(event) = self.calls.get_mut().next_call() {
-            code |= self.space.apply(&event, |id, address| segment_length(process, id, address)).code;
+            let space = match event.tgid {
+                tgid if tgid == process.pid() => &mut self.space,
+                tgid => self.children.entry(tgid).or_default(),
+            };
+            code |= space.apply(&event, |id, address| segment_length(process, id, address)).code;
         }
         code
     }
@@ -143,9 +162,9 @@ impl Memory {
         }
     }
 
-    /// The address space, and what was resident before and at the last look.
-    pub fn finish(self) -> (Space, Option<Snapshot>, Option<Snapshot>) {
-        (self.space, self.before, self.last)
+    /// The address spaces, that of the target and those of followed children, and what was resident before and at the last look.
+    pub fn finish(self) -> (Space, BTreeMap<u32, Space>, Option<Snapshot>, Option<Snapshot>) {
+        (self.space, self.children, self.before, self.last)
     }
 }
 

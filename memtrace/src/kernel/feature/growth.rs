@@ -117,7 +117,7 @@ fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
     tracer.detach()?;
     let address = memory.0;
     let mut seen = Seen { losses: tracer.losses()?.iter().map(|(_, loss)| loss.count).sum(), ..Seen::default() };
-    for (number, chunk) in tracer.page_records()? {
+    for (number, chunk) in tracer.page_records(pid)? {
         let first = number * chunk.pages.len() as u64;
         let pages = (first..).zip(chunk.pages).filter(|(_, record)| *record != 0);
         seen.pages += pages.filter(|(page, _)| (address / PAGE..address / PAGE + MAPPED).contains(page)).count() as u64;

@@ -29,13 +29,17 @@ impl Tracer {
         self.write_control(Control::Late, 1)
     }
 
-    /// What was recorded of pages: the numbers of chunks and their content, ascending.
+    /// What was recorded of the pages of process `tgid`: the numbers of chunks and their content, ascending.
     ///
     /// # Errors
     /// The table can't be read.
-    pub fn page_records(&self) -> Result<Vec<(u64, Chunk)>, KernelError> {
+    pub fn page_records(&self, tgid: u32) -> Result<Vec<(u64, Chunk)>, KernelError> {
         let mut chunks = Vec::new();
-        self.for_each(maps::PAGES, |key: &ChunkKey, chunk: &Chunk| chunks.push((key.chunk, *chunk)))?;
+        self.for_each(maps::PAGES, |key: &ChunkKey, chunk: &Chunk| {
+            if key.tgid == tgid {
+                chunks.push((key.chunk, *chunk));
+            }
+        })?;
         chunks.sort_unstable_by_key(|(number, _)| *number);
         Ok(chunks)
     }
