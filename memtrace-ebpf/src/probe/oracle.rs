@@ -5,7 +5,7 @@ use aya_ebpf::{
     EbpfContext as _,
     helpers::{
         bpf_get_current_pid_tgid,
-        generated::{bpf_get_attach_cookie, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_probe_read_user},
+        generated::{bpf_get_attach_cookie, bpf_get_prandom_u32, bpf_probe_read_kernel, bpf_probe_read_user},
     },
     macros::uprobe,
     programs::ProbeContext,
@@ -54,8 +54,9 @@ fn sample(ctx: &ProbeContext) {
     let start = Start { pc, sp: sp.wrapping_add(8), fp: regs.fp, bx: regs.bx };
     unwind::walk(state, &start);
     let every = maps::oracle_every();
-    // SAFETY: a helper without arguments. Its last digits are as good as random numbers here.
-    if every > 1 && unsafe { bpf_ktime_get_ns() } % u64::from(every) != 0 {
+    // Not by the time: some clocks tick so coarsely that its remainder is always the same.
+    // SAFETY: a helper without arguments.
+    if every > 1 && unsafe { bpf_get_prandom_u32() } % every != 0 {
         return;
     }
     let Some(mut entry) = ORACLE.reserve::<OracleSample>(0) else {
