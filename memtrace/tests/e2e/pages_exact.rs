@@ -32,9 +32,19 @@ fn writes_by_many_paths() {
     exact("writes");
 }
 
+/// Two threads can report their sizes in another order than that in which they were counted. The next change sets that right
+/// for all of them together, and nothing does after the last one: so each may be off by one page.
 #[test]
 fn threads() {
-    exact("threads");
+    const THREADS: u64 = 8;
+    let _turn = turn();
+    let grown = trace("threads");
+    grown.assert_no_losses();
+    assert_eq!(grown.live.json.keys().collect::<Vec<_>>(), grown.truth.unfreed.keys().collect::<Vec<_>>());
+    for (path, amount) in &grown.live.json {
+        let off = amount.bytes.abs_diff(grown.truth.unfreed[path].bytes);
+        assert!(off <= THREADS * 4096, "{}: off by {off} bytes", path.join(";"));
+    }
 }
 
 #[test]

@@ -164,3 +164,33 @@ fn a_command_that_executes_others() {
         assert!(report["total"]["bytes"].as_u64().unwrap() > 0);
     }
 }
+
+/// The pages that a forked process makes resident are its growth; those that it only copies are not.
+#[test]
+fn children_are_followed_on_request() {
+    const PAGES: u64 = 3000;
+    let _turn = turn();
+    for fixture in [Fixture::Pages, Fixture::PlainPages] {
+        let trace = |options: &[&str]| {
+            Growth { subject: Subject::Faults, fixture, arguments: &["fork-touches"], options, unwind: Unwind::Auto }
+                .run()
+        };
+        let grown = trace(&["--children"]);
+        let is_child = |path: &Vec<String>| path.ends_with(&["child_touches".into(), "touch".into()]);
+        // The fixture's own account is that of its first process.
+        let by_child: Vec<_> = grown.live.foreign.iter().filter(|(path, _)| is_child(path)).collect();
+        let [(path, amount)] = by_child[..] else { panic!("{by_child:#?}") };
+        assert!(path.contains(&"fork_child".to_owned()), "{path:?}");
+        assert_eq!((amount.bytes, amount.count), (PAGES * 4096, PAGES));
+        grown.assert_live_exact();
+        grown.assert_no_losses();
+        let children = grown.report["coverage"]["children"].as_array().unwrap();
+        assert_eq!(children.len(), 1, "{children:?}");
+        assert_eq!(children[0]["state"], "running");
+        assert!(children[0]["rss"]["difference"].as_i64().unwrap() >= (PAGES * 4096) as i64, "{children:?}");
+        // Not asked for, they are left out.
+        let grown = trace(&[]);
+        assert!(!grown.live.foreign.keys().any(is_child));
+        assert_eq!(grown.report["coverage"]["children"], serde_json::Value::Null);
+    }
+}

@@ -346,13 +346,20 @@ impl Session {
             Some(FaultCounts {
                 user: self.tracer.counter(Counter::UserFaults)?,
                 kernel: self.tracer.counter(Counter::KernelFaults)?,
-                counted: looks.map(|(before, after)| after.faults.saturating_sub(before.faults)),
+                // The kernel counts each process by itself, and those that have ended not at all.
+                counted: looks
+                    .filter(|_| self.children.is_none())
+                    .map(|(before, after)| after.faults.saturating_sub(before.faults)),
             })
         } else {
             None
         };
         let growth = match looks {
-            Some(_) if self.watch.faults => Some(self.page_growth(seen, |_| {})?),
+            Some(_) if self.watch.faults => {
+                let mut growth = self.page_growth(seen, |_| {})?;
+                growth.add(&self.growth_of_children(seen)?);
+                Some(growth)
+            }
             _ => None,
         };
         Ok(Memory {
