@@ -20,6 +20,6 @@ pub struct Child {
     pub pid: u32,
     /// What became of it.
     pub state: ChildState,
-    /// Its resident set after the fork and at the end, bytes, if both could be read.
+    /// What it inherited of resident memory, and its resident set at the end, bytes, if both could be found out.
     pub rss: Option<(u64, u64)>,
 }

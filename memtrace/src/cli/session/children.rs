@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
-use memtrace_common::fault::PageRecord;
+use memtrace_common::fault::{PAGE, PageRecord};
 
 use super::{Session, attach_points, memory::Snapshot, monotonic_now};
 use crate::{
@@ -18,6 +18,8 @@ pub struct Child {
     executed: bool,
     /// What was resident right after the fork, if that is looked at.
     pub before: Option<Snapshot>,
+    /// What of it was inherited, bytes.
+    inherited: u64,
     /// What is resident at the end.
     pub after: Option<Snapshot>,
 }
@@ -55,7 +57,7 @@ impl Children {
 
     /// All of them, for the profile.
     pub fn report(&self) -> Vec<profile::Child> {
-        let rss = |child: &Child| Some((child.before.as_ref()?.rollup.rss, child.after.as_ref()?.rollup.rss));
+        let rss = |child: &Child| Some((child.inherited, child.after.as_ref()?.rollup.rss));
         let report = |(pid, child): (&u32, &Child)| profile::Child { pid: *pid, state: child.state(), rss: rss(child) };
         self.by_pid.iter().map(report).collect()
     }
@@ -77,7 +79,7 @@ impl Session {
     /// allocations from now on.
     pub(super) fn follow(&mut self, pid: u32) -> Result<(), KernelError> {
         let process = Process::open(pid).ok();
-        let mut child = Child { before: None, after: None, executed: false, process };
+        let mut child = Child { before: None, inherited: 0, after: None, executed: false, process };
         if let (Some(process), Some(number)) = (&child.process, NonZeroU32::new(pid)) {
             if !self.discovery.sites.is_empty()
                 && let Err(error) = self.tracer.attach_allocator(&attach_points(&self.discovery), number)
@@ -90,6 +92,8 @@ impl Session {
                 // What it has touched by now it has not inherited.
                 let chunks = self.tracer.page_records(pid)?;
                 let inherited = without(&before.scan.ranges, attribution::records(&chunks));
+                let pages: u64 = inherited.iter().map(|range| u64::from(range.count)).sum();
+                child.inherited = pages.saturating_mul(PAGE);
                 let mut space = Space::default();
                 space.inherit(Inherited::new(&inherited, monotonic_now()));
                 memory.adopt(pid, space);
