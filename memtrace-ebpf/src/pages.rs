@@ -107,48 +107,68 @@ extern "C" fn move_one(index: u32, context: *mut c_void) -> i64 {
     0
 }
 
-/// What a loop that drops records is given: all in pages.
-struct Drop {
+/// What the loops that drop records are given.
+struct Dropped {
     tgid: u32,
+    /// A page number, or that of a chunk.
     first: u64,
-    end: u64,
 }
 
 /// Drops the records of memory that is no longer, or newly, mapped.
+///
+/// Whole chunks are deleted; of those at both ends, the words are. (One loop with a case for each would make the verifier of
+/// Linux 7.2 look at every combination of cases.)
 #[inline(always)]
 pub fn drop_records(tgid: u32, address: u64, length: u64) {
+    const PAGES: u64 = CHUNK_PAGES as u64;
     let first = address / PAGE;
     let end = address.wrapping_add(length).wrapping_add(PAGE - 1) / PAGE;
     if end <= first {
         return;
     }
-    let chunks = (end - 1) / CHUNK_PAGES as u64 - first / CHUNK_PAGES as u64 + 1;
+    let (whole, behind) = (first.wrapping_add(PAGES - 1) / PAGES, end / PAGES);
+    if whole >= behind {
+        drop_pages(tgid, first, end);
+        return;
+    }
+    drop_pages(tgid, first, whole * PAGES);
+    drop_pages(tgid, behind * PAGES, end);
+    let chunks = behind - whole;
     let chunks = if chunks < MOST_DROPPED { chunks } else { MOST_DROPPED };
-    let mut context = Drop { tgid, first, end };
+    let mut context = Dropped { tgid, first: whole };
     // SAFETY: the callback takes this context.
     unsafe { bpf_loop(chunks as u32, drop_chunk as *mut c_void, (&raw mut context).cast(), 0) };
 }
 
-/// Callback: drops the records of chunk `index`, those of pages outside left alone.
+/// Drops the records of the pages from `first` up to `end`, fewer than two chunks.
+#[inline(always)]
+fn drop_pages(tgid: u32, first: u64, end: u64) {
+    let pages = end.wrapping_sub(first);
+    if pages > 2 * CHUNK_PAGES as u64 {
+        return;
+    }
+    let mut context = Dropped { tgid, first };
+    // SAFETY: the callback takes this context.
+    unsafe { bpf_loop(pages as u32, drop_page as *mut c_void, (&raw mut context).cast(), 0) };
+}
+
+/// Callback: drops the record of page `index`.
+extern "C" fn drop_page(index: u32, context: *mut c_void) -> i64 {
+    // SAFETY: the context passed by `drop_pages`.
+    let context = unsafe { &*context.cast::<Dropped>() };
+    let page = context.first.wrapping_add(u64::from(index));
+    if let Some(chunk) = PAGES.get_ptr_mut(key(context.tgid, page)) {
+        // SAFETY: a word of a map value.
+        unsafe { core::ptr::write_volatile(slot(chunk, page), 0) };
+    }
+    0
+}
+
+/// Callback: drops chunk `index`.
 extern "C" fn drop_chunk(index: u32, context: *mut c_void) -> i64 {
     // SAFETY: the context passed by `drop_records`.
-    let context = unsafe { &*context.cast::<Drop>() };
-    let number = context.first / CHUNK_PAGES as u64 + u64::from(index);
-    let key = ChunkKey { chunk: number, tgid: context.tgid, zero: 0 };
-    let start = number * CHUNK_PAGES as u64;
-    if context.first <= start && start + CHUNK_PAGES as u64 <= context.end {
-        let _ = PAGES.remove(key);
-        return 0;
-    }
-    let Some(chunk) = PAGES.get_ptr_mut(key) else { return 0 };
-    let mut place = 0u64;
-    while place < CHUNK_PAGES as u64 {
-        let page = start + place;
-        if page >= context.first && page < context.end {
-            // SAFETY: a word of a map value.
-            unsafe { core::ptr::write_volatile(slot(chunk, page), 0) };
-        }
-        place += 1;
-    }
+    let context = unsafe { &*context.cast::<Dropped>() };
+    let chunk = context.first.wrapping_add(u64::from(index));
+    let _ = PAGES.remove(ChunkKey { chunk, tgid: context.tgid, zero: 0 });
     0
 }

@@ -6,6 +6,9 @@
 //! on this CPU then overwrites the first one's stack, where pointers are that the verifier trusts. So a program with
 //! such a stack turns preemption off before it writes to its stack, and on again after it has read from it last (a test
 //! on the user side looks at the instructions).
+//!
+//! Programs on tracepoints can be preempted from Linux 7 on. The kernel does not run one that is running already on the CPU, so
+//! none of them overwrites the other's stack; but the event would be missed. They turn preemption off as well.
 
 use core::arch::asm;
 use memtrace_common::settings::calls;

@@ -10,15 +10,17 @@ use aya_ebpf::{
 use memtrace_common::event::Counter;
 
 use super::user::{User, traced};
-use crate::{growth, maps, unwind::USER_END};
+use crate::{growth, maps, preempt::guarded, unwind::USER_END};
 
 /// A fault by the program's own code.
 #[raw_tracepoint(tracepoint = "page_fault_user")]
 pub fn page_fault_user(ctx: RawTracePointContext) -> i32 {
-    if traced()
-        && let Some(user) = User::read(ctx.arg(1))
-    {
-        handle(ctx.arg(0), ctx.arg(2), Counter::UserFaults, &user);
+    if traced() {
+        guarded(|| {
+            if let Some(user) = User::read(ctx.arg(1)) {
+                handle(ctx.arg(0), ctx.arg(2), Counter::UserFaults, &user);
+            }
+        });
     }
     0
 }
@@ -26,11 +28,14 @@ pub fn page_fault_user(ctx: RawTracePointContext) -> i32 {
 /// A fault of the kernel on the program's behalf: in a system call, or while it delivers a signal.
 #[raw_tracepoint(tracepoint = "page_fault_kernel")]
 pub fn page_fault_kernel(ctx: RawTracePointContext) -> i32 {
-    if traced()
-        && !faults_disabled()
-        && let Some(user) = User::of_current()
-    {
-        handle(ctx.arg(0), ctx.arg(2), Counter::KernelFaults, &user);
+    if traced() {
+        guarded(|| {
+            if !faults_disabled()
+                && let Some(user) = User::of_current()
+            {
+                handle(ctx.arg(0), ctx.arg(2), Counter::KernelFaults, &user);
+            }
+        });
     }
     0
 }

@@ -4,7 +4,7 @@ use aya_ebpf::{EbpfContext as _, macros::tracepoint, programs::TracePointContext
 use memtrace_common::resident::{Member, field};
 
 use super::user::{User, is_target};
-use crate::{growth, maps};
+use crate::{growth, maps, preempt::guarded};
 
 /// A counter has changed.
 #[tracepoint]
@@ -22,9 +22,14 @@ pub fn resident_changed(ctx: TracePointContext) -> u32 {
             record.add(field::SIZE).cast::<u64>().read_volatile(),
         )
     };
-    if !Member::is_resident(member) {
-        return 0;
+    if Member::is_resident(member) {
+        guarded(|| changed(space, current, member, size));
     }
+    0
+}
+
+#[inline(always)]
+fn changed(space: u32, current: u32, member: u32, size: u64) {
     if current != 0 && is_target() {
         if let Some(user) = User::of_current() {
             growth::resident_changed(space, member, size, &user.start());
@@ -32,5 +37,4 @@ pub fn resident_changed(ctx: TracePointContext) -> u32 {
     } else {
         growth::resident_changed_by_others(space, member, size);
     }
-    0
 }

@@ -5,16 +5,18 @@ use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use memtrace_common::call::Call;
 
 use super::user::{User, traced};
-use crate::growth;
+use crate::{growth, preempt::guarded};
 
 /// Entry of a system call.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn call_entry(ctx: RawTracePointContext) -> i32 {
     let Some(call) = Call::from_system_call(ctx.arg(1)) else { return 0 };
-    if traced()
-        && let Some(user) = User::read(ctx.arg(0))
-    {
-        growth::call_entry(call, &user.arguments(), &user.start());
+    if traced() {
+        guarded(|| {
+            if let Some(user) = User::read(ctx.arg(0)) {
+                growth::call_entry(call, &user.arguments(), &user.start());
+            }
+        });
     }
     0
 }
@@ -23,7 +25,7 @@ pub fn call_entry(ctx: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sys_exit")]
 pub fn call_exit(ctx: RawTracePointContext) -> i32 {
     if traced() {
-        growth::call_exit(ctx.arg(1));
+        guarded(|| growth::call_exit(ctx.arg(1)));
     }
     0
 }

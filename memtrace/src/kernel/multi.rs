@@ -3,6 +3,9 @@
 //!
 //! One such link attaches all sites of a program in one call and detaches them with one grace period, where single
 //! probes take one each, one after the other.
+//!
+//! Programs on tracepoints are loaded here too, since those that turn preemption off call functions of the kernel, which aya 0.14
+//! can't.
 
 use std::{
     collections::HashSet,
@@ -18,7 +21,7 @@ use std::{
 
 use aya::Ebpf;
 use aya_obj::{
-    Object,
+    Object, ProgramSection,
     generated::{BPF_F_UPROBE_MULTI_RETURN, bpf_attach_type, bpf_attr, bpf_cmd, bpf_prog_type},
 };
 
@@ -86,7 +89,7 @@ impl MultiLoader {
         Ok(Self { object, btf })
     }
 
-    /// Loads the program `name` for use with such links.
+    /// Loads the program `name`: for use with such links if it is one for uprobes.
     ///
     /// # Errors
     /// The kernel's error, with the end of the verifier's log.
@@ -134,8 +137,14 @@ impl MultiLoader {
         for (to, from) in load.prog_name.iter_mut().take(15).zip(name.as_bytes()) {
             *to = *from as libc::c_char;
         }
-        load.prog_type = bpf_prog_type::BPF_PROG_TYPE_KPROBE as u32;
-        load.expected_attach_type = bpf_attach_type::BPF_TRACE_UPROBE_MULTI as u32;
+        load.prog_type = match program.section {
+            ProgramSection::RawTracePoint => bpf_prog_type::BPF_PROG_TYPE_RAW_TRACEPOINT,
+            ProgramSection::TracePoint => bpf_prog_type::BPF_PROG_TYPE_TRACEPOINT,
+            _ => bpf_prog_type::BPF_PROG_TYPE_KPROBE,
+        } as u32;
+        if load.prog_type == bpf_prog_type::BPF_PROG_TYPE_KPROBE as u32 {
+            load.expected_attach_type = bpf_attach_type::BPF_TRACE_UPROBE_MULTI as u32;
+        }
         load.insns = function.instructions.as_ptr() as u64;
         load.insn_cnt = count(function.instructions.len())?;
         load.license = program.license.as_ptr() as u64;
@@ -205,6 +214,19 @@ pub fn attach(
         zero: 0,
     };
     bpf(bpf_cmd::BPF_LINK_CREATE, &raw mut attr as *mut u8, size_of::<LinkCreate>())
+}
+
+/// Attaches a program loaded by [`MultiLoader::load`] to a raw tracepoint.
+///
+/// # Errors
+/// The kernel's error: there is no such tracepoint, for example.
+pub fn attach_raw_tracepoint(program: BorrowedFd<'_>, tracepoint: &str) -> io::Result<OwnedFd> {
+    let name = CString::new(tracepoint).map_err(invalid)?;
+    // SAFETY: a block of integers, for which zero is a value.
+    let mut attr = unsafe { std::mem::zeroed::<bpf_attr>() };
+    attr.raw_tracepoint.name = name.as_ptr() as u64;
+    attr.raw_tracepoint.prog_fd = program.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_RAW_TRACEPOINT_OPEN, &raw mut attr as *mut u8, size_of::<bpf_attr>())
 }
 
 fn load_btf(types: &[u8]) -> io::Result<OwnedFd> {

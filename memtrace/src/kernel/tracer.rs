@@ -250,20 +250,21 @@ impl Tracer {
     /// # Errors
     /// The first program that the kernel refuses.
     pub fn load_all_programs(&mut self) -> Result<usize, KernelError> {
-        for name in program::UPROBES {
+        let all = program::UPROBES.into_iter().chain(program::RAW_TRACEPOINTS).chain(program::TRACEPOINTS);
+        let mut count = 0;
+        for name in all {
             if self.multi.is_some() {
                 self.multi_program(name)?;
-            } else {
+            } else if program::UPROBES.contains(&name) {
                 self.uprobe(name)?;
+            } else if program::RAW_TRACEPOINTS.contains(&name) {
+                self.raw_tracepoint(name)?;
+            } else {
+                self.tracepoint(name)?;
             }
+            count += 1;
         }
-        for name in program::RAW_TRACEPOINTS {
-            self.raw_tracepoint(name)?;
-        }
-        for name in program::TRACEPOINTS {
-            self.tracepoint(name)?;
-        }
-        Ok(program::UPROBES.len() + program::RAW_TRACEPOINTS.len() + program::TRACEPOINTS.len())
+        Ok(count)
     }
 
     /// Table sizes in force.
@@ -446,8 +447,9 @@ impl Tracer {
         let mut missed = 0;
         for name in [program::PAGE_FAULT_USER, program::CALL_ENTRY, program::CALL_EXIT, program::RESIDENT_CHANGED] {
             let program = self.ebpf.program(name).ok_or(KernelError::Missing(name))?;
-            if let Ok(descriptor) = program.fd() {
-                let count = missed::count(descriptor.as_fd());
+            let loaded = self.multi_programs.get(name).map(OwnedFd::as_fd);
+            if let Some(descriptor) = loaded.or(program.fd().ok().map(|descriptor| descriptor.as_fd())) {
+                let count = missed::count(descriptor);
                 missed += count.map_err(|source| KernelError::Table { name, source })?;
             }
         }

@@ -105,7 +105,11 @@ impl Session {
         self.tracer.for_each_stack(|number, record| {
             records.insert(number, *record);
         })?;
-        let losses = self.losses(seen.as_ref())?;
+        let mut losses = self.losses(seen.as_ref())?;
+        if ask.subject == Subject::Heap {
+            // Missed system calls concern the split of RSS alone, which checks itself.
+            losses.retain(|(loss, _)| *loss != Loss::Missed);
+        }
         let functions = functions(&self.discovery, ask.subject);
         let blocks = self.live_blocks()?;
         let mut imbalances = Vec::new();

@@ -1,6 +1,9 @@
 //! The life of the target: raw tracepoints for the end of threads, for `fork` and for `execve`.
 
+use std::os::fd::AsFd as _;
+
 use crate::kernel::{
+    multi,
     object::program,
     tracer::{AttachedLink, KernelError, Tracer},
 };
@@ -19,6 +22,13 @@ impl Tracer {
 
     /// Attaches the raw tracepoint program `name`.
     pub(super) fn attach_raw_tracepoint(&mut self, name: &'static str, tracepoint: &str) -> Result<(), KernelError> {
+        if self.multi.is_some() {
+            let program = self.multi_program(name)?;
+            let link = multi::attach_raw_tracepoint(program.as_fd(), tracepoint)
+                .map_err(|source| KernelError::AttachMulti { what: format!("tracepoint {tracepoint}"), source })?;
+            self.links.push(AttachedLink::Multi(link));
+            return Ok(());
+        }
         let program = self.raw_tracepoint(name)?;
         let link = program
             .attach(tracepoint)

@@ -50,12 +50,13 @@ impl Tracer {
                 })
             })
             .map_err(|source| KernelError::Map { name, source })?;
-        let program = self.tracepoint(program::RESIDENT_CHANGED)?;
-        let descriptor = program
-            .fd()
-            .map_err(|source| KernelError::Program { name: program::RESIDENT_CHANGED, source })?
-            .as_fd()
-            .as_raw_fd();
+        let name = program::RESIDENT_CHANGED;
+        let descriptor = if self.multi.is_some() {
+            self.multi_program(name)?.as_raw_fd()
+        } else {
+            let program = self.tracepoint(name)?;
+            program.fd().map_err(|source| KernelError::Program { name, source })?.as_fd().as_raw_fd()
+        };
         let link = attach(id, descriptor).map_err(failed)?;
         self.links.push(AttachedLink::Perf(link));
         Ok(())
