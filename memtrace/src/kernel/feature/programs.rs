@@ -12,7 +12,7 @@ use super::{Check, Privileges};
 use crate::{
     kernel::{
         KernelError, Settings, Tracer,
-        budget::{self, Budget},
+        budget::{self, Budget, Uses},
         hazard::{self, TargetTraits},
         release::Release,
         source::uprobe::{AttachPoint, Role},
@@ -86,9 +86,15 @@ enum Failure {
 
 /// Loads the programs and puts probes into this process.
 pub fn checks(release: Option<Release>, privileges: &Privileges) -> Vec<Check> {
-    let settings = Settings::plain(Budget::from_mebibytes(budget::MIN_MIB));
-    let loaded = Tracer::load(&settings).and_then(|mut tracer| {
-        let count = tracer.load_all_programs()?;
+    // With everything that can be asked for: the verifier leaves out what the settings leave out.
+    let all = Settings {
+        tgid: Some(std::process::id()),
+        follow: true,
+        ..Settings::plain(Budget::for_uses(budget::MIN_MIB, Uses { blocks: true, pages: true }))
+    };
+    let loaded = Tracer::load(&all).and_then(|mut tracer| tracer.load_all_programs()).and_then(|count| {
+        let mut tracer = Tracer::load(&Settings::plain(Budget::from_mebibytes(budget::MIN_MIB)))?;
+        tracer.load_all_programs()?;
         Ok((tracer, count))
     });
     let (tracer, count) = match loaded {
