@@ -34,13 +34,15 @@ pub enum Loss {
     /// By frame pointers, a call could not be told from one inside a call that turned out to be left without a return: it
     /// is missing.
     Hidden = 13,
+    /// The stack of a system call could not be stored: the memory it mapped is under an unknown call path.
+    CallsUnnamed = 14,
     /// The table of followed children was full: a forked process is not followed.
-    ChildrenFull = 14,
+    ChildrenFull = 15,
 }
 
 impl Loss {
     /// Number of reasons: the length of the counter array.
-    pub const COUNT: u32 = 15;
+    pub const COUNT: u32 = 16;
 
     /// Every reason, in order of its number.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -58,6 +60,7 @@ impl Loss {
         Self::Missed,
         Self::RangesFull,
         Self::Hidden,
+        Self::CallsUnnamed,
         Self::ChildrenFull,
     ];
 
@@ -83,6 +86,7 @@ impl Loss {
             Self::Missed => "missed",
             Self::RangesFull => "ranges_full",
             Self::Hidden => "hidden",
+            Self::CallsUnnamed => "calls_unnamed",
             Self::ChildrenFull => "children_full",
         }
     }
@@ -101,7 +105,8 @@ impl Loss {
             Self::StackUnreadable => "allocations under an unknown call path: the stack could not be read",
             Self::HashCollision => "allocations under an unknown call path: their stack's hash is taken by others",
             Self::PagesFull => "faults on pages that found no room in the table of pages (raise --memory-budget)",
-            Self::CallsLost => "system calls not recorded: messages came faster than they could be read",
+            Self::CallsLost => "system calls not recorded: there was no room for them (raise --memory-budget)",
+            Self::CallsUnnamed => "mapped memory under an unknown call path: the stack could not be stored",
             Self::RangesFull => "mapped ranges without a call path: there were too many of them",
             Self::Missed => "events not seen: the kernel skipped a program that was running already",
             Self::ChildrenFull => "forked processes not followed: there were too many at a time",
@@ -110,6 +115,11 @@ impl Loss {
             }
             Self::RingFull => "messages to memtrace lost: code mapped during the trace may lack names",
         }
+    }
+
+    /// Whether it concerns system calls alone, which allocations do not depend on.
+    pub const fn is_of_calls(self) -> bool {
+        matches!(self, Self::CallsLost | Self::CallsUnnamed | Self::Missed | Self::RangesFull)
     }
 
     /// Whether bytes or blocks are missing from the totals, so that they are lower bounds.

@@ -78,11 +78,11 @@ pub fn call_entry(call: u32, arguments: &[u64; ARGUMENTS], start: &Start) {
     let thread = bpf_get_current_pid_tgid();
     maps::count(Counter::Calls);
     let Some(stack) = number(thread, special::of_call(call), start) else {
-        maps::lose(Loss::ThreadsFull, 0);
+        maps::lose(Loss::CallsLost, 0);
         return;
     };
     if stack.loss != 0 {
-        maps::lose_number(stack.loss - 1, 0);
+        maps::lose(Loss::CallsUnnamed, 0);
     }
     if let Some(state) = THREADS.get_ptr_mut(thread | TRACEPOINT_STATE) {
         // Its exit is wanted.

@@ -305,7 +305,7 @@ impl Session {
         let before = self.modules.mappings().len();
         // A target that has just exited has no map any more: what was seen before stays.
         let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
-        self.note_loader(events)?;
+        self.note_loader(events, self.tracer.loader_events()?)?;
         if changed {
             if self.unwind != Unwind::FramePointers {
                 self.unwinding.prepare(&self.process, &self.modules);
@@ -318,12 +318,12 @@ impl Session {
         self.tracer.set_loader_seen(events)
     }
 
-    /// Tells how many reports of the loader came between the last two reads of the memory map, of which the latter began
-    /// after `events` of them.
-    fn note_loader(&mut self, events: u64) -> Result<(), kernel::KernelError> {
+    /// Tells how many reports of the loader came between the last two reads of the memory map, of which the latter began after
+    /// `begun` of them and ended after `ended`: what came while one was read may have come before it, or after.
+    fn note_loader(&mut self, begun: u64, ended: u64) -> Result<(), kernel::KernelError> {
         let removed = self.tracer.last_removal()? > self.loader_seen;
-        self.modules.note_loader(events.saturating_sub(self.loader_seen), removed);
-        self.loader_seen = events;
+        self.modules.note_loader(ended.saturating_sub(self.loader_seen), removed);
+        self.loader_seen = begun;
         Ok(())
     }
 
@@ -411,6 +411,7 @@ impl Session {
             }
             if let Some(memory) = &mut self.memory
                 && memory.drain(&self.process)
+                && self.discovery.loader.is_none()
             {
                 self.refresh_wanted = true;
             }

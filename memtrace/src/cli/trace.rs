@@ -139,14 +139,16 @@ pub fn run(job: &Job) -> anyhow::Result<ExitCode> {
 
 fn options(job: &Job) -> Options {
     let common = &job.common;
-    let uses = Uses { blocks: job.probes != Probes::None, pages: job.watch.faults };
+    let watch = Watch { space: job.watch.space || reconciles(common), ..job.watch };
+    let uses =
+        Uses { blocks: job.probes != Probes::None, pages: job.watch.faults, tracepoints: watch != Watch::default() };
     Options {
         budget: Budget::for_uses(common.memory_budget, uses),
         unwind: common.unwind,
         hash_ignore: common.hash_ignore,
         plain_walks: common.plain_walks,
         follow: common.children,
-        watch: Watch { space: job.watch.space || reconciles(common), ..job.watch },
+        watch,
     }
 }
 

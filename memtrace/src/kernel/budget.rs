@@ -39,15 +39,18 @@ pub struct Uses {
     pub blocks: bool,
     /// Pages and the faults on them.
     pub pages: bool,
+    /// Threads in system calls and page faults, whose state is kept apart from that of allocating calls.
+    pub tracepoints: bool,
 }
 
 impl Budget {
     /// For live blocks alone; see [`Self::for_uses`].
     pub fn from_mebibytes(mebibytes: u32) -> Self {
-        Self::for_uses(mebibytes, Uses { blocks: true, pages: false })
+        Self::for_uses(mebibytes, Uses { blocks: true, pages: false, tracepoints: false })
     }
 
-    /// Divides `mebibytes` between the tables: an eighth for stacks, an eighth for threads (at most 8192), the rest
+    /// Divides `mebibytes` between the tables: an eighth for stacks, an eighth for threads (at most 8192; twice as much if they
+    /// have two states), the rest
     /// for live blocks, or pages, or half of it for each of both. Unwind rows may take a quarter of it more, as far as the
     /// target's code needs them. Values outside [`MIN_MIB`] to [`MAX_MIB`] are taken as the nearest of them.
     pub fn for_uses(mebibytes: u32, uses: Uses) -> Self {
@@ -57,7 +60,8 @@ impl Budget {
         let thread = (size_of::<u64>() + size_of::<ThreadState>()) as u64 + HASH_OVERHEAD;
         let block = (size_of::<BlockKey>() + size_of::<Block>()) as u64 + HASH_OVERHEAD;
         let stacks = bytes / 8 / stack;
-        let threads = (bytes / 8 / thread).min(8192);
+        let states = 1 + u64::from(uses.tracepoints);
+        let threads = (bytes / 8 / thread).min(8192) * states;
         let chunk = (size_of::<ChunkKey>() + size_of::<Chunk>()) as u64 + HASH_OVERHEAD;
         let rest = (bytes - stacks * stack - threads * thread) / u64::from(uses.blocks && uses.pages).saturating_add(1);
         let entries = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
@@ -80,7 +84,7 @@ mod tests {
     fn tables_fit_the_budget() {
         for mebibytes in [1, 2, 64, DEFAULT_MIB, MAX_MIB] {
             for (blocks, pages) in [(true, false), (false, true), (true, true)] {
-                let budget = Budget::for_uses(mebibytes, Uses { blocks, pages });
+                let budget = Budget::for_uses(mebibytes, Uses { blocks, pages, tracepoints: pages });
                 let thread = size_of::<ThreadState>() as u64 + 88;
                 let used = u64::from(budget.blocks) * 120
                     + u64::from(budget.stacks) * 1152

@@ -51,6 +51,7 @@
 //!     faults           {user, kernel, counted}: page faults seen by who ran, and the kernel's own count (or null); or null
 //!     growth           {new, unattributed, gone: {anonymous, file, shared}, by_source: {own_fault, …}} in pages, or null
 //!     calls            system calls seen that change the address space
+//!     calls_lost       those not recorded or without a call path
 //!     audit            {not_mapped, unowned} in bytes: mappings that went, and that came, without a system call seen; or null
 //!     looked_before_end_ns  how long before the end the pages were looked at last, or null if that was at the end
 //!     reconciliation   {before, after: {rss, anonymous, file, shared}, change, heap: {requested, resident, new}|null,

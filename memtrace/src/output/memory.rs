@@ -71,6 +71,14 @@ pub fn lines(memory: &Memory, rss: Option<String>) -> Vec<(&'static str, String)
     if let Some(growth) = &memory.growth {
         lines.extend(growth_lines(growth));
     }
+    if memory.calls_lost > 0 {
+        let line = format!(
+            "{} of {} are not known: memory can be in another line below than it belongs",
+            memory.calls_lost,
+            units::counted(memory.calls, "system call")
+        );
+        lines.push(("calls", line));
+    }
     if let Some(audit) = memory.audit
         && (audit.not_mapped > 0 || audit.unowned > 0)
     {

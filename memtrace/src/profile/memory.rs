@@ -55,6 +55,8 @@ pub struct Memory {
     pub growth: Option<GrowthSummary>,
     /// System calls seen that change the address space.
     pub calls: u64,
+    /// Those that were not recorded, or whose path is not known: memory may be in another line than it belongs.
+    pub calls_lost: u64,
     /// What the memory map at the end says of the mappings that were seen; `None` if it could not be read then.
     pub audit: Option<Audit>,
     /// RSS, and what it consists of; `None` if the process was gone before its pages could be looked at.

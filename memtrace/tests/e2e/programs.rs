@@ -28,7 +28,7 @@ fn every_program_is_verified() {
     let all = Settings {
         tgid: Some(std::process::id()),
         follow: true,
-        ..Settings::plain(Budget::for_uses(1, Uses { blocks: true, pages: true }))
+        ..Settings::plain(Budget::for_uses(1, Uses { blocks: true, pages: true, tracepoints: true }))
     };
     let mut tracer = Tracer::load(&all).expect("the tables");
     let before = held();

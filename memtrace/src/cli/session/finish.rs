@@ -87,7 +87,8 @@ impl Session {
             let _ = self.modules.refresh(&self.process);
             self.late.too_late(&self.modules, before);
         }
-        self.note_loader(self.tracer.loader_events()?)?;
+        let events = self.tracer.loader_events()?;
+        self.note_loader(events, events)?;
         let seen = self.memory.take().map(|mut memory| {
             memory.drain(&self.process);
             let (mut space, children, before, after) = memory.finish();
@@ -107,8 +108,8 @@ impl Session {
         })?;
         let mut losses = self.losses(seen.as_ref())?;
         if ask.subject == Subject::Heap {
-            // Missed system calls concern the split of RSS alone, which checks itself.
-            losses.retain(|(loss, _)| *loss != Loss::Missed);
+            // They concern what RSS consists of, and are said there.
+            losses.retain(|(loss, _)| !loss.is_of_calls());
         }
         let functions = functions(&self.discovery, ask.subject);
         let blocks = self.live_blocks()?;
@@ -374,6 +375,11 @@ impl Session {
                 gone: growth.gone,
             }),
             calls: self.tracer.counter(Counter::Calls)?,
+            calls_lost: self
+                .losses(Some(seen))?
+                .iter()
+                .filter(|(loss, _)| loss.is_of_calls())
+                .fold(0, |sum, (_, lost)| sum.saturating_add(lost.count)),
             audit: seen.audit,
             reconciliation,
             looked_before_end: looks.map(|(_, after)| after.at.elapsed()).filter(|_| !seen.at_end),

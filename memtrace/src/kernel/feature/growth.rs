@@ -102,7 +102,7 @@ fn failed(name: &'static str, error: &KernelError) -> Check {
 fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
     const RING: u32 = 64 * 1024;
     let pid = std::process::id();
-    let budget = Budget::for_uses(budget::MIN_MIB, Uses { blocks: false, pages: true });
+    let budget = Budget::for_uses(budget::MIN_MIB, Uses { blocks: false, pages: true, tracepoints: true });
     let settings = Settings { tgid: NonZeroU32::new(pid).map(NonZeroU32::get), calls: RING, ..Settings::plain(budget) };
     let mut tracer = Tracer::load(&settings)?;
     if exact {

@@ -90,7 +90,7 @@ pub fn checks(release: Option<Release>, privileges: &Privileges) -> Vec<Check> {
     let all = Settings {
         tgid: Some(std::process::id()),
         follow: true,
-        ..Settings::plain(Budget::for_uses(budget::MIN_MIB, Uses { blocks: true, pages: true }))
+        ..Settings::plain(Budget::for_uses(budget::MIN_MIB, Uses { blocks: true, pages: true, tracepoints: true }))
     };
     let loaded = Tracer::load(&all).and_then(|mut tracer| tracer.load_all_programs()).and_then(|count| {
         let mut tracer = Tracer::load(&Settings::plain(Budget::from_mebibytes(budget::MIN_MIB)))?;
