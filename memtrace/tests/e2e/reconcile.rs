@@ -194,3 +194,33 @@ fn without_reconciliation_there_is_none() {
     let (_, report, _) = heap(Fixture::Rules, &["frees"], &["--no-reconcile"]);
     assert_eq!(report["coverage"]["memory"]["reconciliation"], Value::Null);
 }
+
+/// Who allocated a block and who made its pages resident: the allocator itself its first, a function a part of it.
+#[test]
+fn memory_of_blocks_by_who_touched_it() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("touched.json");
+    let mut target = Target::start::<&str>(Fixture::Touched, &[]);
+    let pid = target.pid().to_string();
+    let memtrace = Memtrace::tracing(&["memstacks", "--touched", "-p", &pid, "-o", &path.display().to_string()]);
+    target.go();
+    target.truth();
+    memtrace.interrupt().success();
+    target.finish();
+    let report = parse(&read(&path));
+    let by = |toucher: &str| -> u64 {
+        let stacks = report["stacks"].as_array().unwrap().iter();
+        let matching = stacks.filter(|stack| {
+            let frames: Vec<&str> =
+                stack["frames"].as_array().unwrap().iter().map(|frame| frame.as_str().unwrap()).collect();
+            let mark = frames.iter().position(|frame| *frame == "[touched by]").unwrap();
+            frames[..mark].ends_with(&["make_block", "malloc"]) && frames[mark..].contains(&toucher)
+        });
+        matching.map(|stack| stack["bytes"].as_u64().unwrap()).sum()
+    };
+    assert_eq!(by("fill_part"), 32 * 4096, "{report:#}");
+    // Its bookkeeping takes the first 16 bytes of the page.
+    assert_eq!(by("make_block"), 4096 - 16, "{report:#}");
+    assert_eq!(report["subject"], "touched");
+}

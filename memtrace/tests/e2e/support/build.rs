@@ -93,6 +93,8 @@ pub enum Fixture {
     /// Opens [`Self::SpaceLeakLibrary`]; both are compiled as plain programs are.
     SpaceLeak,
     SpaceLeakLibrary,
+    /// One function allocates, another touches.
+    Touched,
     /// Functions that are hard to name; nothing moved or aligned.
     Names,
     /// The same with a build ID of its own, to be split.
@@ -142,6 +144,7 @@ impl Fixture {
         Self::PlainSpace,
         Self::SpaceLeak,
         Self::SpaceLeakLibrary,
+        Self::Touched,
         Self::Names,
         Self::NamesSplit,
         Self::NamesFirst,
@@ -200,6 +203,7 @@ impl Fixture {
             Self::PlainSpace => "plain-space",
             Self::SpaceLeak => "space-leak",
             Self::SpaceLeakLibrary => "space_leak.so",
+            Self::Touched => "touched",
             Self::Names => "names",
             Self::NamesSplit => "names-split",
             Self::NamesFirst => "names_first.so",
@@ -264,6 +268,7 @@ impl Fixture {
             }
             Self::SpaceLeak => &["space_leak.c", "fixture.c"],
             Self::SpaceLeakLibrary => &["space_leak_lib.c"],
+            Self::Touched => &["touched.c", "fixture.c"],
             Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
             Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
             Self::NamesCpp => &["names.cpp"],
