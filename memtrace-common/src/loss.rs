@@ -107,7 +107,9 @@ impl Loss {
             Self::PagesFull => "faults on pages that found no room in the table of pages (raise --memory-budget)",
             Self::CallsLost => "system calls not recorded: there was no room for them (raise --memory-budget)",
             Self::CallsUnnamed => "mapped memory under an unknown call path: the stack could not be stored",
-            Self::RangesFull => "mapped ranges without a call path: there were too many of them",
+            Self::RangesFull => {
+                "mapped ranges without a call path: there were too many of them, or their size was not known"
+            }
             Self::Missed => "events not seen: the kernel skipped a program that was running already",
             Self::ChildrenFull => "forked processes not followed: there were too many at a time",
             Self::Hidden => {

@@ -67,6 +67,8 @@ pub struct Space {
     /// All that was mapped, by stack number.
     mapped: HashMap<u32, Amount>,
     inherited: Inherited,
+    /// Calls that could not be applied: too many threads in one at a time, or a segment of unknown size.
+    unapplied: u64,
 }
 
 impl Default for Space {
@@ -78,6 +80,7 @@ impl Default for Space {
             program_break: 0,
             mapped: HashMap::new(),
             inherited: Inherited::default(),
+            unapplied: 0,
         }
     }
 }
@@ -152,6 +155,8 @@ impl Space {
         };
         if self.pending.len() < MAX_PENDING || self.pending.contains_key(&event.tid) {
             self.pending.insert(event.tid, Pending { event: *event, taken, pages });
+        } else {
+            self.unapplied += 1;
         }
     }
 
@@ -212,13 +217,14 @@ impl Space {
                     self.add(event.stack, grown);
                 }
             }
-            Some(Call::Shmat) => {
-                if let Some(length) = length_of(address, result) {
+            Some(Call::Shmat) => match length_of(address, result) {
+                Some(length) => {
                     self.populated.take(result, length);
                     self.ranges.mapped(result, length, owner(&event, exit, Operation::Shmat));
                     self.add(event.stack, length);
                 }
-            }
+                None => self.unapplied += 1,
+            },
             Some(Call::Madvise) if populates(third) => {
                 self.populate(address, length, &event, exit, Operation::Madvise);
             }
@@ -280,7 +286,10 @@ impl Space {
     /// What found no room.
     pub fn lost(&self) -> Lost {
         let (ranges, populated) = (self.ranges.lost(), self.populated.lost());
-        Lost { ranges: ranges.ranges + populated.ranges, bytes: ranges.bytes.saturating_add(populated.bytes) }
+        Lost {
+            ranges: ranges.ranges + populated.ranges + self.unapplied,
+            bytes: ranges.bytes.saturating_add(populated.bytes),
+        }
     }
 }
 
@@ -317,4 +326,23 @@ pub fn resident_between(ranges: &mut &[PageRange], start: u64, end: u64) -> Page
         pages.add(range.kind, count);
     }
     pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_of_unknown_size_is_a_loss() {
+        let mut space = Space::default();
+        let entry = CallEvent { call: Call::Shmat as u32, tid: 1, stack: 7, ..CallEvent::default() };
+        let exit = CallEvent { exit: 1, result: 0x7000_0000, ..entry };
+        space.apply(&entry, |_, _| None);
+        space.apply(&exit, |_, _| None);
+        assert_eq!((space.lost().ranges, space.ranges().bytes()), (1, 0));
+        space.apply(&entry, |_, _| None);
+        space.apply(&exit, |_, _| Some(5000));
+        assert_eq!((space.lost().ranges, space.ranges().bytes()), (1, 8192));
+        assert_eq!(space.mapped()[&7], Amount { bytes: 8192, count: 1 });
+    }
 }
