@@ -8,8 +8,8 @@ use crate::{stack::StackRecord, unwind::Chain};
 pub struct BlockKey {
     /// Address that the allocator returned, in the target's address space.
     pub address: u64,
-    /// Thread group, as the initial pid namespace numbers it.
-    pub tgid: u32,
+    /// Number of the process's image ([`crate::process`]).
+    pub process: u32,
     /// Always 0: the key is compared byte by byte, so it may hold no padding.
     pub zero: u32,
 }

@@ -93,9 +93,9 @@ pub struct CallEvent {
     pub call: u32,
     /// 0 at the entry, 1 at the exit.
     pub exit: u32,
-    /// Thread group, as the initial pid namespace numbers it.
-    pub tgid: u32,
-    /// Thread, numbered likewise.
+    /// Number of the process's image ([`crate::process`]).
+    pub process: u32,
+    /// Thread, as the initial pid namespace numbers it.
     pub tid: u32,
     /// At the entry: the first arguments.
     pub arguments: [u64; ARGUMENTS],

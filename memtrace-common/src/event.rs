@@ -22,11 +22,13 @@ pub enum Counter {
     KernelFaults = 7,
     /// System calls that change the address space.
     Calls = 8,
+    /// Frees of blocks that a forked process had from its parent.
+    FreesInherited = 9,
 }
 
 impl Counter {
     /// Number of counters.
-    pub const COUNT: u32 = 9;
+    pub const COUNT: u32 = 10;
 }
 
 /// What a message says.
@@ -35,15 +37,20 @@ impl Counter {
 pub enum EventKind {
     /// The target's dynamic loader mapped or unmapped a library: read the mappings again.
     Mappings = 1,
-    /// The target executed another program. The kernel side has stopped recording.
+    /// A traced process executed another program. `value` is the number of its new image, of which allocations are not recorded
+    /// yet ([`crate::process::ProcessState::allocations`]).
     Exec = 2,
-    /// The target forked: the child has a copy of its memory with the breakpoints in it. `value` is the child's thread group,
-    /// or 0 if it is not known.
+    /// A traced process forked: the child has a copy of its memory with the breakpoints in it. The lower half of `value` is
+    /// the child's thread group, or 0 if it is not known; the upper half the number of its image, or 0 if it is not traced.
     Fork = 3,
     /// A stack was seen for the first time; `value` is its number.
     NewStack = 4,
-    /// A followed child has executed another program, and is not followed any more.
-    ChildExec = 5,
+    /// The first thread of a traced process has ended: the process may have.
+    Exit = 5,
+    /// A process that is not traced was forked or has executed a program. Only if that is asked for
+    /// ([`crate::settings::globals::ANNOUNCE`]).
+    Appeared = 6,
+
 }
 
 impl EventKind {
@@ -54,7 +61,8 @@ impl EventKind {
             2 => Some(Self::Exec),
             3 => Some(Self::Fork),
             4 => Some(Self::NewStack),
-            5 => Some(Self::ChildExec),
+            5 => Some(Self::Exit),
+            6 => Some(Self::Appeared),
             _ => None,
         }
     }

@@ -12,8 +12,8 @@ pub const CHUNK_PAGES: usize = 64;
 pub struct ChunkKey {
     /// Page number (address divided by [`PAGE`]) of its first page, divided by [`CHUNK_PAGES`].
     pub chunk: u64,
-    /// Thread group, as the initial pid namespace numbers it.
-    pub tgid: u32,
+    /// Number of the process's image ([`crate::process`]).
+    pub process: u32,
     /// Always 0: the key is compared byte by byte, so it may hold no padding.
     pub zero: u32,
 }

@@ -9,6 +9,7 @@
 //! - [`fault`]: which call path made a page resident;
 //! - [`loss`]: why something was not recorded, one counter and one sentence per reason;
 //! - [`oracle`]: walks as the unwinder's test sees them;
+//! - [`process`]: the processes that are traced;
 //! - [`resident`]: changes of the resident set;
 //! - [`settings`]: what the user side sets before the programs are loaded, and the run switch;
 //! - [`site`]: what a probed instruction means, packed into the 64-bit cookie of its probe;
@@ -22,6 +23,7 @@ pub mod event;
 pub mod fault;
 pub mod loss;
 pub mod oracle;
+pub mod process;
 pub mod resident;
 pub mod settings;
 pub mod site;
@@ -52,8 +54,7 @@ pub mod maps {
     pub const ROWS: &str = "ROWS";
     /// Array of row numbers (u32): the block indexes of all modules.
     pub const ROW_INDEX: &str = "ROW_INDEX";
-    /// Array of [`crate::unwind::CodeMapping`], two lists of [`crate::unwind::MAX_MAPPINGS`]: one in force, one being
-    /// written.
+    /// Array of [`crate::unwind::CodeMapping`]: the lists of all processes.
     pub const MAPPINGS: &str = "MAPPINGS";
     /// Ring buffer of [`crate::oracle::OracleSample`].
     pub const ORACLE: &str = "ORACLE";
@@ -61,8 +62,12 @@ pub mod maps {
     pub const ORACLE_CONTROL: &str = "ORACLE_CONTROL";
     /// Hash of [`crate::fault::ChunkKey`] to [`crate::fault::Chunk`].
     pub const PAGES: &str = "PAGES";
-    /// Hash of thread group (u32) to 1: processes forked off the target, directly or not, that are followed.
-    pub const CHILDREN: &str = "CHILDREN";
+    /// Hash of thread group (u32, as the initial pid namespace numbers it, or [`crate::process::ANY`]) to
+    /// [`crate::process::ProcessState`].
+    pub const PROCESSES: &str = "PROCESSES";
+    /// Hash of a process's number (upper half of a u64) and thread to the name that it had at its end, 16 bytes ending in NUL;
+    /// empty unless threads are told apart.
+    pub const THREAD_NAMES: &str = "THREAD_NAMES";
     /// Array of u64, numbered by [`crate::resident::entry`].
     pub const RESIDENT: &str = "RESIDENT";
     /// Ring buffer of [`crate::call::CallEvent`].

@@ -36,7 +36,7 @@ pub enum Loss {
     Hidden = 13,
     /// The stack of a system call could not be stored: the memory it mapped is under an unknown call path.
     CallsUnnamed = 14,
-    /// The table of followed children was full: a forked process is not followed.
+    /// The table of processes was full: a forked process is not traced.
     ChildrenFull = 15,
 }
 

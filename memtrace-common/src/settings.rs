@@ -2,9 +2,18 @@
 
 /// Names and meaning of the constants set before loading (`override_global`); all are 0 in the object file.
 pub mod globals {
-    /// u32: only this thread group is recorded (numbered by the initial pid namespace); 0: no check, the probe's own
-    /// filter is relied upon.
+    /// u32: only this thread group is recorded (numbered by the initial pid namespace), which saves others the search in the
+    /// table of processes; 0: whichever is in the table.
     pub const TARGET_TGID: &str = "TARGET_TGID";
+    /// u32: 1 if thread groups can't be told apart ([`crate::process::ANY`]).
+    pub const ANY_PROCESS: &str = "ANY_PROCESS";
+    /// u32: 1 to tell the stacks of threads apart.
+    pub const BY_THREAD: &str = "BY_THREAD";
+    /// u32: 1 to report every process that is forked or executes a program, traced or not.
+    pub const ANNOUNCE: &str = "ANNOUNCE";
+    /// u32: 1 if the probes reach every process that maps the probed files, so that a new program's calls can be recorded at
+    /// once.
+    pub const UNFILTERED: &str = "UNFILTERED";
     /// u64: bits of the stack hash to clear. Only tests set any, to make different stacks collide.
     pub const HASH_IGNORE: &str = "HASH_IGNORE";
     /// u32: number of entries of the stack table.
@@ -23,7 +32,7 @@ pub mod globals {
     pub const RECORDS_PAGES: &str = "RECORDS_PAGES";
     /// u32: offset in bytes of `tgid` in `struct task_struct`; 0: not known.
     pub const TASK_TGID: &str = "TASK_TGID";
-    /// u32: 1 to follow the processes that the target forks.
+    /// u32: 1 to trace the processes that traced ones fork.
     pub const FOLLOW: &str = "FOLLOW";
     /// u32: offset in bytes of `pagefault_disabled` in `struct task_struct`; 0: not known.
     pub const FAULTS_DISABLED: &str = "FAULTS_DISABLED";
@@ -78,22 +87,13 @@ pub enum Control {
     Unwind = 1,
     /// The next free stack number. Starts at [`crate::stack::FIRST_STACK`].
     NextStack = 2,
-    /// The target's code mappings in force: a [`crate::unwind::MappingList`].
-    Mappings = 3,
-    /// How often the dynamic loader has called its hook: before and after every change of its list of libraries.
-    LoaderEvents = 4,
-    /// The number of the event after the last removal of libraries, counted from 1: before the user side has read the
-    /// target's mappings after this event, code may lie at an address that is not what the list of mappings says.
-    LastRemoval = 5,
-    /// How many events there were when the user side last read the target's mappings.
-    LoaderSeen = 6,
-    /// Whether the pages present at the start have been looked at: 0 or 1 ([`crate::fault::Fault::late`]).
-    Late = 7,
+    /// The number that the kernel side gave to a process last ([`crate::process`]).
+    Processes = 3,
 }
 
 impl Control {
     /// Number of entries.
-    pub const COUNT: u32 = 8;
+    pub const COUNT: u32 = 4;
 }
 
 /// How stacks are walked.

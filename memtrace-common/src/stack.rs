@@ -74,14 +74,18 @@ impl StackEnd {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct StackRecord {
-    /// Thread group, as the initial pid namespace numbers it.
-    pub tgid: u32,
+    /// Number of the process's image ([`crate::process`]).
+    pub process: u32,
+    /// The thread, as the initial pid namespace numbers it, if threads are told apart; else 0.
+    pub thread: u32,
     /// Number of the probed site ([`crate::site::Site::index`]), which names the allocator function: the leaf frame.
     pub site: u16,
     /// How many of `frames` are set, at most [`MAX_FRAMES`].
     pub len: u8,
     /// A [`StackEnd`].
     pub end: u8,
+    /// Always 0.
+    pub zero: u32,
     /// Return addresses, outermost first; the last of the `len` is that of the allocator function's direct caller. In
     /// this order the part of a stack that did not change since the thread's last call stays where it is.
     pub frames: [u64; MAX_FRAMES],
@@ -101,7 +105,7 @@ pub struct Totals {
     pub freed_count: u64,
 }
 
-const _: () = assert!(size_of::<StackRecord>() == 1024);
+const _: () = assert!(size_of::<StackRecord>() == 1032);
 const _: () = assert!(size_of::<Totals>() == 32);
 
 #[cfg(feature = "user")]

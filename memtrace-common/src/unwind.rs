@@ -296,8 +296,10 @@ pub const MAX_MAPPINGS: u32 = 4096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MappingList {
     /// Number of this list, counted from the start of the trace: no other has it, so that what was found by one list is
-    /// never taken for found by another (48 bits).
+    /// never taken for found by another (28 bits).
     pub generation: u64,
+    /// Number of its first mapping in the table (20 bits).
+    pub first: u32,
     /// How many mappings, at most [`MAX_MAPPINGS`].
     pub count: u32,
 }
@@ -305,19 +307,13 @@ pub struct MappingList {
 impl MappingList {
     /// Packs a list into a word, so that a walk sees the old list or the new one.
     pub const fn pack(self) -> u64 {
-        self.generation << 16 | self.count as u64
+        self.generation << 36 | (self.first as u64 & 0xf_ffff) << 16 | self.count as u64
     }
 
     /// Unpacks a list.
     #[inline(always)]
     pub const fn unpack(packed: u64) -> Self {
-        Self { generation: packed >> 16, count: packed as u16 as u32 }
-    }
-
-    /// Number of its first mapping in the table.
-    #[inline(always)]
-    pub const fn first(self) -> u32 {
-        (self.generation & 1) as u32 * MAX_MAPPINGS
+        Self { generation: packed >> 36, first: (packed >> 16) as u32 & 0xf_ffff, count: packed as u16 as u32 }
     }
 }
 
@@ -375,11 +371,9 @@ mod tests {
 
     #[test]
     fn lists_alternate_and_are_told_apart() {
-        let list = MappingList { generation: 7, count: MAX_MAPPINGS };
+        let list = MappingList { generation: 7, first: (1 << 20) - 1, count: MAX_MAPPINGS };
         assert_eq!(MappingList::unpack(list.pack()), list);
-        assert_eq!(list.first(), MAX_MAPPINGS);
         let later = MappingList { generation: 9, ..list };
-        assert_eq!(later.first(), list.first());
         assert_ne!(later.pack(), list.pack());
         assert_eq!(MappingList::unpack(0), MappingList::default());
     }

@@ -9,13 +9,14 @@ use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
     event::Counter,
     loss::Loss,
+    process::ProcessState,
     site::Site,
 };
 
 use crate::{
     maps::{self, BLOCKS, THREADS},
     stack,
-    unwind::{self, Start},
+    unwind::{self, Code, Start},
 };
 
 /// An allocating call at its entry.
@@ -97,10 +98,9 @@ fn leads_through(state: &ThreadState) -> bool {
 #[inline(always)]
 pub fn begin(call: &Call) {
     let thread = bpf_get_current_pid_tgid();
-    let tgid = (thread >> 32) as u32;
-    if maps::is_left_out(tgid) {
-        return;
-    }
+    let Some(process) = maps::allocating_process((thread >> 32) as u32) else { return };
+    // SAFETY: a map value.
+    let (number, code) = unsafe { ((*process).number, Code::of(process)) };
     let Some(state) = thread_state(thread) else {
         maps::lose(Loss::ThreadsFull, call.size);
         return;
@@ -119,7 +119,7 @@ pub fn begin(call: &Call) {
             Relation::Unclear => state.chain.walk.unclear = 1,
         }
     }
-    let unchanged = unwind::walk(state, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
+    let unchanged = unwind::walk(state, &code, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
     if state.chain.walk.unclear != 0 {
         if leads_through(state) {
             // The stack in the state is not that of the pending call any more.
@@ -136,12 +136,12 @@ pub fn begin(call: &Call) {
     maps::count(Counter::Allocations);
     state.old_address = 0;
     if call.pointer != 0 {
-        take_old(state, tgid, call.pointer);
+        take_old(state, number, call.pointer);
     }
     state.size = call.size;
     state.out_pointer = call.out;
     state.return_address = return_address;
-    stack::number(state, tgid, call.site.index, unchanged);
+    stack::number(state, thread, number, call.site.index, unchanged);
     state.sp = call.sp;
 }
 
@@ -161,8 +161,8 @@ pub fn abandon(state: &mut ThreadState) {
 /// Takes the block that is about to be resized out of the live blocks, before the allocator can hand its address to
 /// another thread.
 #[inline(always)]
-fn take_old(state: &mut ThreadState, tgid: u32, address: u64) {
-    if let Some(block) = remove(tgid, address) {
+fn take_old(state: &mut ThreadState, process: u32, address: u64) {
+    if let Some(block) = remove(process, address) {
         state.old_block = block;
         state.old_address = address;
     }
@@ -184,7 +184,7 @@ pub fn commit(result: u64, sp: u64) {
     state.sp = 0;
     state.hidden_count = 0;
     state.hidden_bytes = 0;
-    let tgid = (thread >> 32) as u32;
+    let process = state.record.process;
     let address = if state.out_pointer == 0 {
         result
     } else if result as u32 != 0 {
@@ -201,13 +201,13 @@ pub fn commit(result: u64, sp: u64) {
     if address == 0 {
         maps::count(Counter::Failed);
         // A failed realloc leaves the old block alone; glibc's realloc to 0 frees it and returns null.
-        if state.old_address != 0 && state.size != 0 && insert(tgid, state.old_address, &state.old_block) {
+        if state.old_address != 0 && state.size != 0 && insert(process, state.old_address, &state.old_block) {
             maps::unsettle_freed(state.old_block.stack, state.old_block.size);
         }
         return;
     }
     let block = Block { size: state.size, time: now(), stack: state.stack, zero: 0 };
-    if insert(tgid, address, &block) {
+    if insert(process, address, &block) {
         maps::settle_allocated(block.stack, block.size);
         maps::count(Counter::Commits);
         // Now that the block counts: a call that fails has no path to lose.
@@ -219,15 +219,15 @@ pub fn commit(result: u64, sp: u64) {
 
 /// Adds a live block; false if there was no room.
 #[inline(always)]
-fn insert(tgid: u32, address: u64, block: &Block) -> bool {
+fn insert(process: u32, address: u64, block: &Block) -> bool {
     const NO_EXIST: u64 = 1;
     const EEXIST: i32 = -17;
-    let key = BlockKey { address, tgid, zero: 0 };
+    let key = BlockKey { address, process, zero: 0 };
     match BLOCKS.insert(key, block, NO_EXIST) {
         Ok(()) => true,
         Err(EEXIST) => {
             // The allocator gave out an address that is still live here: its free was missed.
-            if let Some(old) = remove(tgid, address) {
+            if let Some(old) = remove(process, address) {
                 maps::lose(Loss::Conflict, old.size);
                 debug!((), "address {:x} was given out while live", address);
             }
@@ -246,8 +246,8 @@ fn insert(tgid: u32, address: u64, block: &Block) -> bool {
 
 /// Takes a block out of the live blocks and settles its stack's totals.
 #[inline(always)]
-fn remove(tgid: u32, address: u64) -> Option<Block> {
-    let key = BlockKey { address, tgid, zero: 0 };
+fn remove(process: u32, address: u64) -> Option<Block> {
+    let key = BlockKey { address, process, zero: 0 };
     // SAFETY: copied before the entry is deleted, after which the kernel may reuse its memory.
     let block = unsafe { *BLOCKS.get_ptr(key)? };
     // When two threads free one block at a time, only one of them deletes it.
@@ -262,12 +262,19 @@ pub fn release(address: u64) {
     if address == 0 {
         return;
     }
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    if maps::is_left_out(tgid) {
-        return;
-    }
+    let Some(process) = maps::allocating_process((bpf_get_current_pid_tgid() >> 32) as u32) else { return };
+    // SAFETY: a map value.
+    let process = unsafe { &*process };
     maps::count(Counter::Frees);
-    if remove(tgid, address).is_none() {
-        maps::count(Counter::FreesUnknown);
+    if remove(process.number, address).is_none() {
+        maps::count(if is_inherited(process, address) { Counter::FreesInherited } else { Counter::FreesUnknown });
     }
+}
+
+/// Whether a forked process had the block at `address` from its parent, which still has it: it stays the parent's.
+#[inline(always)]
+fn is_inherited(process: &ProcessState, address: u64) -> bool {
+    let key = BlockKey { address, process: process.parent, zero: 0 };
+    // SAFETY: a map value; an aligned word.
+    process.parent != 0 && BLOCKS.get_ptr(key).is_some_and(|block| unsafe { (*block).time } < process.forked)
 }

@@ -8,6 +8,7 @@ use memtrace_common::{
     event::Counter,
     fault::{Fault, PAGE},
     loss::Loss,
+    process::ProcessState,
     resident::{UNKNOWN, entry},
     site::special,
     stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK},
@@ -17,7 +18,7 @@ use crate::{
     alloc,
     maps::{self, CALLS, RESIDENT, THREADS},
     pages, stack,
-    unwind::{self, Start},
+    unwind::{self, Code, Start},
 };
 
 /// System calls return errors as numbers from -1 down to this (include/linux/err.h).
@@ -41,23 +42,25 @@ struct Numbered {
 /// Walks the current thread's stack from `start` and gives it its number. Not to be called inside another walk of a
 /// tracepoint.
 #[inline(always)]
-fn number(thread: u64, site: u16, start: &Start) -> Option<Numbered> {
+fn number(thread: u64, process: &ProcessState, site: u16, start: &Start) -> Option<Numbered> {
     let state = alloc::thread_state(thread | TRACEPOINT_STATE)?;
-    let unchanged = unwind::walk(state, start);
+    // SAFETY: a reference to a map value.
+    let code = unsafe { Code::of(process) };
+    let unchanged = unwind::walk(state, &code, start);
     // SAFETY: a map value that only this thread uses, in one program at a time: those of tracepoints run with
     // preemption off, and the page faults that they cause themselves are left out.
     let state = unsafe { &mut *state };
     state.return_address = start.pc;
-    stack::number(state, (thread >> 32) as u32, site, unchanged);
+    stack::number(state, thread, process.number, site, unchanged);
     let number = if state.stack == OVERFLOW_STACK { OVERFLOW_TRACEPOINT_STACK } else { state.stack };
     Some(Numbered { number, loss: state.loss })
 }
 
 /// A page fault at `address`, with the processor's `code`.
 #[inline(always)]
-pub fn fault(address: u64, code: u64, counter: Counter, start: &Start) {
+pub fn fault(process: &ProcessState, address: u64, code: u64, counter: Counter, start: &Start) {
     let thread = bpf_get_current_pid_tgid();
-    let Some(stack) = number(thread, special::FAULT, start) else {
+    let Some(stack) = number(thread, process, special::FAULT, start) else {
         maps::lose(Loss::ThreadsFull, PAGE);
         return;
     };
@@ -66,18 +69,18 @@ pub fn fault(address: u64, code: u64, counter: Counter, start: &Start) {
     if stack.loss != 0 {
         maps::lose_number(stack.loss - 1, PAGE);
     }
-    let fault = Fault { stack: stack.number, write: code & error::WRITE != 0, late: maps::late() };
-    if !pages::record((thread >> 32) as u32, address / PAGE, fault.pack(), code & error::PRESENT != 0) {
+    let fault = Fault { stack: stack.number, write: code & error::WRITE != 0, late: process.late != 0 };
+    if !pages::record(process.number, address / PAGE, fault.pack(), code & error::PRESENT != 0) {
         maps::lose(Loss::PagesFull, PAGE);
     }
 }
 
 /// Entry of a system call that changes the address space. `call`: a [`memtrace_common::call::Call`].
 #[inline(always)]
-pub fn call_entry(call: u32, arguments: &[u64; ARGUMENTS], start: &Start) {
+pub fn call_entry(process: &ProcessState, call: u32, arguments: &[u64; ARGUMENTS], start: &Start) {
     let thread = bpf_get_current_pid_tgid();
     maps::count(Counter::Calls);
-    let Some(stack) = number(thread, special::of_call(call), start) else {
+    let Some(stack) = number(thread, process, special::of_call(call), start) else {
         maps::lose(Loss::CallsLost, 0);
         return;
     };
@@ -95,10 +98,10 @@ pub fn call_entry(call: u32, arguments: &[u64; ARGUMENTS], start: &Start) {
     }
     if maps::records_pages() && call == Call::Munmap as u32 {
         // Before the kernel can hand the range to another thread.
-        pages::drop_records((thread >> 32) as u32, arguments[0], arguments[1]);
+        pages::drop_records(process.number, arguments[0], arguments[1]);
     }
     let flags = if in_allocator(thread, start.sp) { CallEvent::IN_ALLOCATOR } else { 0 };
-    send(call, thread, |event| {
+    send(process, call, thread, |event| {
         event.exit = 0;
         event.arguments = *arguments;
         event.result = 0;
@@ -109,7 +112,7 @@ pub fn call_entry(call: u32, arguments: &[u64; ARGUMENTS], start: &Start) {
 
 /// Exit of any system call.
 #[inline(always)]
-pub fn call_exit(result: i64) {
+pub fn call_exit(process: &ProcessState, result: i64) {
     let thread = bpf_get_current_pid_tgid();
     let Some(state) = THREADS.get_ptr_mut(thread | TRACEPOINT_STATE) else { return };
     // SAFETY: a map value that only this thread uses.
@@ -120,9 +123,9 @@ pub fn call_exit(result: i64) {
     let call = (state.sp - 1) as u32;
     state.sp = 0;
     if maps::records_pages() && !(-MAX_ERROR..=0).contains(&result) {
-        follow_pages((thread >> 32) as u32, call, state, result as u64);
+        follow_pages(process.number, call, state, result as u64);
     }
-    send(call, thread, |event| {
+    send(process, call, thread, |event| {
         event.exit = 1;
         event.arguments = [0; ARGUMENTS];
         event.result = result;
@@ -133,14 +136,14 @@ pub fn call_exit(result: i64) {
 
 /// Keeps the records of pages right after a call that returned an address.
 #[inline(always)]
-fn follow_pages(tgid: u32, call: u32, state: &ThreadState, result: u64) {
+fn follow_pages(process: u32, call: u32, state: &ThreadState, result: u64) {
     let (address, length, new_length) = (state.old_address, state.size, state.out_pointer);
     if call == Call::Mmap as u32 {
         // What was there before is no more.
-        pages::drop_records(tgid, result, length);
+        pages::drop_records(process, result, length);
     } else if call == Call::Mremap as u32 && result != address && length != 0 {
         let moved = if length < new_length { length } else { new_length };
-        pages::move_records(tgid, address, result, moved);
+        pages::move_records(process, address, result, moved);
     }
 }
 
@@ -152,7 +155,7 @@ fn in_allocator(thread: u64, sp: u64) -> bool {
 }
 
 #[inline(always)]
-fn send(call: u32, thread: u64, fill: impl FnOnce(&mut CallEvent)) {
+fn send(process: &ProcessState, call: u32, thread: u64, fill: impl FnOnce(&mut CallEvent)) {
     let Some(mut entry) = CALLS.reserve::<CallEvent>(0) else {
         maps::lose(Loss::CallsLost, 0);
         return;
@@ -161,7 +164,7 @@ fn send(call: u32, thread: u64, fill: impl FnOnce(&mut CallEvent)) {
     unsafe {
         let event = &mut *entry.as_mut_ptr();
         event.call = call;
-        event.tgid = (thread >> 32) as u32;
+        event.process = process.number;
         event.tid = thread as u32;
         // SAFETY: a helper without arguments.
         event.time = bpf_ktime_get_ns();
@@ -172,12 +175,12 @@ fn send(call: u32, thread: u64, fill: impl FnOnce(&mut CallEvent)) {
 
 /// A counter of the target's resident set has got a new size by the current thread, one of the target's.
 #[inline(always)]
-pub fn resident_changed(space: u32, member: u32, size: u64, start: &Start) {
+pub fn resident_changed(process: &ProcessState, space: u32, member: u32, size: u64, start: &Start) {
     let Some(known) = RESIDENT.get_ptr_mut(entry::SPACE) else { return };
     // SAFETY: map memory, an aligned word.
     unsafe { core::ptr::write_volatile(known, u64::from(space)) };
     let Some(last) = exchange_size(member, size) else { return };
-    let Some(stack) = number(bpf_get_current_pid_tgid(), special::of_member(member), start) else {
+    let Some(stack) = number(bpf_get_current_pid_tgid(), process, special::of_member(member), start) else {
         maps::lose(Loss::ThreadsFull, size.abs_diff(last));
         return;
     };

@@ -12,6 +12,7 @@ use memtrace_common::{
     fault::{Chunk, ChunkKey},
     loss::{Loss, LossCount},
     oracle::OracleControl,
+    process::{ANY, ProcessState},
     resident,
     settings::{Control, ReturnInstances, Run},
     stack::{StackRecord, Totals},
@@ -43,14 +44,16 @@ static ROWS: Array<u64> = Array::with_max_entries(64, BPF_F_MMAPABLE);
 /// Block indexes of all modules. Mapped by the user side, which fills it.
 #[map]
 static ROW_INDEX: Array<u32> = Array::with_max_entries(64, BPF_F_MMAPABLE);
-/// Two lists of the target's code mappings, sorted by address.
+/// Lists of code mappings, each sorted by address.
 #[map]
 static MAPPINGS: Array<CodeMapping> = Array::with_max_entries(2 * MAX_MAPPINGS, 0);
 /// One all-zero state, which new threads start from: it is too large to be made on the BPF stack.
 #[map]
 static BLANK_THREAD: Array<ThreadState> = Array::with_max_entries(1, 0);
 #[map]
-pub static CHILDREN: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
+pub static PROCESSES: HashMap<u32, ProcessState> = HashMap::with_max_entries(64, 0);
+#[map]
+pub static THREAD_NAMES: HashMap<u64, [u8; 16]> = HashMap::with_max_entries(1, 0);
 #[map]
 pub static PAGES: HashMap<ChunkKey, Chunk> = HashMap::with_max_entries(64, 0);
 /// One all-zero chunk, which new ones start from.
@@ -73,6 +76,14 @@ static ORACLE_CONTROL: Array<u64> = Array::with_max_entries(OracleControl::COUNT
 
 #[unsafe(no_mangle)]
 static TARGET_TGID: u32 = 0;
+#[unsafe(no_mangle)]
+static ANY_PROCESS: u32 = 0;
+#[unsafe(no_mangle)]
+static BY_THREAD: u32 = 0;
+#[unsafe(no_mangle)]
+static ANNOUNCE: u32 = 0;
+#[unsafe(no_mangle)]
+static UNFILTERED: u32 = 0;
 #[unsafe(no_mangle)]
 static HASH_IGNORE: u64 = 0;
 #[unsafe(no_mangle)]
@@ -108,9 +119,49 @@ macro_rules! constant {
     };
 }
 
+/// Whether thread groups can't be told apart.
 #[inline(always)]
-pub fn target_tgid() -> u32 {
-    constant!(TARGET_TGID)
+pub fn any_process() -> bool {
+    constant!(ANY_PROCESS) != 0
+}
+
+/// Whether stacks of different threads are told apart.
+#[inline(always)]
+pub fn by_thread() -> bool {
+    constant!(BY_THREAD) != 0
+}
+
+/// Whether processes that are not traced are reported when they appear.
+#[inline(always)]
+pub fn announces() -> bool {
+    constant!(ANNOUNCE) != 0
+}
+
+/// Whether the probes reach every process.
+#[inline(always)]
+pub fn unfiltered() -> bool {
+    constant!(UNFILTERED) != 0
+}
+
+/// The state of a thread group, if it is traced.
+#[inline(always)]
+pub fn process(tgid: u32) -> Option<*mut ProcessState> {
+    if any_process() {
+        return PROCESSES.get_ptr_mut(ANY);
+    }
+    let only = constant!(TARGET_TGID);
+    if only != 0 && tgid != only {
+        return None;
+    }
+    PROCESSES.get_ptr_mut(tgid)
+}
+
+/// The state of a thread group whose calls of allocator functions are recorded.
+#[inline(always)]
+pub fn allocating_process(tgid: u32) -> Option<*mut ProcessState> {
+    let process = process(tgid)?;
+    // SAFETY: a map value.
+    (unsafe { (*process).allocations } != 0).then_some(process)
 }
 
 #[inline(always)]
@@ -147,24 +198,10 @@ pub fn task_tgid_offset() -> u32 {
     constant!(TASK_TGID)
 }
 
-/// Whether the processes that the target forks are followed.
+/// Whether the processes that traced ones fork are traced.
 #[inline(always)]
 pub fn follows() -> bool {
     constant!(FOLLOW) != 0
-}
-
-/// Whether a thread group is a followed child of the target.
-#[inline(always)]
-pub fn is_child(tgid: u32) -> bool {
-    follows() && CHILDREN.get_ptr(tgid).is_some()
-}
-
-/// Whether a thread group is neither the target nor a followed child of it. Without a target's number the probes' own
-/// filter is relied upon.
-#[inline(always)]
-pub fn is_left_out(tgid: u32) -> bool {
-    let target = target_tgid();
-    target != 0 && tgid != target && !is_child(tgid)
 }
 
 /// Where the kernel counts why it handles no page faults, in `struct task_struct`; 0: not known.
@@ -231,22 +268,10 @@ pub fn unwind_mode() -> u32 {
     control(Control::Unwind) as u32
 }
 
-/// Whether the pages present at the start have been looked at.
-#[inline(always)]
-pub fn late() -> bool {
-    control(Control::Late) != 0
-}
-
 /// A chunk without faults.
 #[inline(always)]
 pub fn blank_chunk() -> Option<*const Chunk> {
     BLANK_CHUNK.get_ptr(0)
-}
-
-/// The list of mappings in force ([`memtrace_common::unwind::MappingList`]).
-#[inline(always)]
-pub fn mappings() -> u64 {
-    control(Control::Mappings)
 }
 
 #[inline(always)]
@@ -267,35 +292,37 @@ pub fn mapping(number: u32) -> Option<*const CodeMapping> {
 }
 
 /// Counts a call of the loader's hook; `removes` tells whether libraries are being removed.
+///
+/// # Safety
+/// `process` is a map value.
 #[inline(always)]
-pub fn loader_event(removes: bool) {
-    let (Some(events), Some(last)) =
-        (CONTROL.get_ptr_mut(Control::LoaderEvents as u32), CONTROL.get_ptr_mut(Control::LastRemoval as u32))
-    else {
-        return;
-    };
-    // SAFETY: map memory, aligned words. The loader holds a lock, so that there is one event at a time.
+pub unsafe fn loader_event(process: *mut ProcessState, removes: bool) {
+    // SAFETY: promised by the caller; aligned words. The loader holds a lock, so that there is one event at a time.
     unsafe {
-        add(events, 1);
+        add(&raw mut (*process).loader_events, 1);
         if removes {
-            core::ptr::write_volatile(last, core::ptr::read_volatile(events) + 1);
+            let events = (&raw const (*process).loader_events).read_volatile();
+            (&raw mut (*process).last_removal).write_volatile(events + 1);
         }
     }
 }
 
-/// Whether libraries were removed and the list of mappings may not show it yet.
+/// A number for a new image of a process.
 #[inline(always)]
-pub fn libraries_removed() -> bool {
-    control(Control::LoaderSeen) < control(Control::LastRemoval)
-}
-
-/// Stops recording for good.
-#[inline(always)]
-pub fn stop() {
-    if let Some(run) = CONTROL.get_ptr_mut(Control::Run as u32) {
-        // SAFETY: map memory; an aligned word is written whole.
-        unsafe { core::ptr::write_volatile(run, Run::Stopped as u64) }
+pub fn next_process() -> u32 {
+    let mut number = 1u64;
+    if let Some(last) = CONTROL.get_ptr_mut(Control::Processes as u32) {
+        // SAFETY: map memory, an aligned word; the instruction touches nothing else.
+        unsafe {
+            asm!(
+                "{number} = atomic_fetch_add((u64 *)({last} + 0), {number})",
+                last = in(reg) last,
+                number = inout(reg) number,
+                options(nostack),
+            );
+        }
     }
+    (number as u32).wrapping_add(1)
 }
 
 /// The state that new threads start from.

@@ -16,14 +16,14 @@ const MOST_DROPPED: u64 = 1 << 16;
 
 /// What the loops' callbacks are given.
 struct Move {
-    tgid: u32,
+    process: u32,
     from: u64,
     to: u64,
 }
 
 #[inline(always)]
-fn key(tgid: u32, page: u64) -> ChunkKey {
-    ChunkKey { chunk: page / CHUNK_PAGES as u64, tgid, zero: 0 }
+fn key(process: u32, page: u64) -> ChunkKey {
+    ChunkKey { chunk: page / CHUNK_PAGES as u64, process, zero: 0 }
 }
 
 /// The word of `page` in its chunk.
@@ -36,9 +36,9 @@ fn slot(chunk: *mut Chunk, page: u64) -> *mut u64 {
 
 /// The chunk of a page, made if there is none; `None` if there is no room.
 #[inline(always)]
-fn chunk(tgid: u32, page: u64) -> Option<*mut Chunk> {
+fn chunk(process: u32, page: u64) -> Option<*mut Chunk> {
     const NO_EXIST: u64 = 1;
-    let key = key(tgid, page);
+    let key = key(process, page);
     if let Some(chunk) = PAGES.get_ptr_mut(key) {
         return Some(chunk);
     }
@@ -52,8 +52,8 @@ fn chunk(tgid: u32, page: u64) -> Option<*mut Chunk> {
 
 /// Notes a fault under its page; false if there was no room.
 #[inline(always)]
-pub fn record(tgid: u32, page: u64, fault: u32, present: bool) -> bool {
-    let Some(chunk) = chunk(tgid, page) else { return false };
+pub fn record(process: u32, page: u64, fault: u32, present: bool) -> bool {
+    let Some(chunk) = chunk(process, page) else { return false };
     let slot = slot(chunk, page);
     // SAFETY: a word of a map value. When two threads meet at one page, either of the two records is as good, and a word is
     // written whole.
@@ -69,13 +69,13 @@ pub fn record(tgid: u32, page: u64, fault: u32, present: bool) -> bool {
 
 /// Moves the records of `length` bytes from one address to another, over whatever records are there.
 #[inline(always)]
-pub fn move_records(tgid: u32, from: u64, to: u64, length: u64) {
+pub fn move_records(process: u32, from: u64, to: u64, length: u64) {
     let mut pages = length.wrapping_add(PAGE - 1) / PAGE;
     if pages > MOST_MOVED {
         maps::lose(Loss::PagesFull, pages.wrapping_sub(MOST_MOVED).wrapping_mul(PAGE));
         pages = MOST_MOVED;
     }
-    let mut context = Move { tgid, from: from / PAGE, to: to / PAGE };
+    let mut context = Move { process, from: from / PAGE, to: to / PAGE };
     // SAFETY: the callback takes this context.
     unsafe { bpf_loop(pages as u32, move_one as *mut c_void, (&raw mut context).cast(), 0) };
 }
@@ -87,7 +87,7 @@ extern "C" fn move_one(index: u32, context: *mut c_void) -> i64 {
     let from = context.from.wrapping_add(u64::from(index));
     let to = context.to.wrapping_add(u64::from(index));
     let mut record = 0;
-    if let Some(chunk) = PAGES.get_ptr_mut(key(context.tgid, from)) {
+    if let Some(chunk) = PAGES.get_ptr_mut(key(context.process, from)) {
         let slot = slot(chunk, from);
         // SAFETY: a word of a map value.
         unsafe {
@@ -97,7 +97,7 @@ extern "C" fn move_one(index: u32, context: *mut c_void) -> i64 {
             }
         }
     }
-    let there = if record == 0 { PAGES.get_ptr_mut(key(context.tgid, to)) } else { chunk(context.tgid, to) };
+    let there = if record == 0 { PAGES.get_ptr_mut(key(context.process, to)) } else { chunk(context.process, to) };
     match there {
         // SAFETY: as above.
         Some(chunk) => unsafe { core::ptr::write_volatile(slot(chunk, to), record) },
@@ -109,7 +109,7 @@ extern "C" fn move_one(index: u32, context: *mut c_void) -> i64 {
 
 /// What the loops that drop records are given.
 struct Dropped {
-    tgid: u32,
+    process: u32,
     /// A page number, or that of a chunk.
     first: u64,
 }
@@ -119,7 +119,7 @@ struct Dropped {
 /// Whole chunks are deleted; of those at both ends, the words are. (One loop with a case for each would make the verifier of
 /// Linux 7.2 look at every combination of cases.)
 #[inline(always)]
-pub fn drop_records(tgid: u32, address: u64, length: u64) {
+pub fn drop_records(process: u32, address: u64, length: u64) {
     const PAGES: u64 = CHUNK_PAGES as u64;
     let first = address / PAGE;
     let end = address.wrapping_add(length).wrapping_add(PAGE - 1) / PAGE;
@@ -128,26 +128,26 @@ pub fn drop_records(tgid: u32, address: u64, length: u64) {
     }
     let (whole, behind) = (first.wrapping_add(PAGES - 1) / PAGES, end / PAGES);
     if whole >= behind {
-        drop_pages(tgid, first, end);
+        drop_pages(process, first, end);
         return;
     }
-    drop_pages(tgid, first, whole * PAGES);
-    drop_pages(tgid, behind * PAGES, end);
+    drop_pages(process, first, whole * PAGES);
+    drop_pages(process, behind * PAGES, end);
     let chunks = behind - whole;
     let chunks = if chunks < MOST_DROPPED { chunks } else { MOST_DROPPED };
-    let mut context = Dropped { tgid, first: whole };
+    let mut context = Dropped { process, first: whole };
     // SAFETY: the callback takes this context.
     unsafe { bpf_loop(chunks as u32, drop_chunk as *mut c_void, (&raw mut context).cast(), 0) };
 }
 
 /// Drops the records of the pages from `first` up to `end`, fewer than two chunks.
 #[inline(always)]
-fn drop_pages(tgid: u32, first: u64, end: u64) {
+fn drop_pages(process: u32, first: u64, end: u64) {
     let pages = end.wrapping_sub(first);
     if pages > 2 * CHUNK_PAGES as u64 {
         return;
     }
-    let mut context = Dropped { tgid, first };
+    let mut context = Dropped { process, first };
     // SAFETY: the callback takes this context.
     unsafe { bpf_loop(pages as u32, drop_page as *mut c_void, (&raw mut context).cast(), 0) };
 }
@@ -157,7 +157,7 @@ extern "C" fn drop_page(index: u32, context: *mut c_void) -> i64 {
     // SAFETY: the context passed by `drop_pages`.
     let context = unsafe { &*context.cast::<Dropped>() };
     let page = context.first.wrapping_add(u64::from(index));
-    if let Some(chunk) = PAGES.get_ptr_mut(key(context.tgid, page)) {
+    if let Some(chunk) = PAGES.get_ptr_mut(key(context.process, page)) {
         // SAFETY: a word of a map value.
         unsafe { core::ptr::write_volatile(slot(chunk, page), 0) };
     }
@@ -169,6 +169,6 @@ extern "C" fn drop_chunk(index: u32, context: *mut c_void) -> i64 {
     // SAFETY: the context passed by `drop_records`.
     let context = unsafe { &*context.cast::<Dropped>() };
     let chunk = context.first.wrapping_add(u64::from(index));
-    let _ = PAGES.remove(ChunkKey { chunk, tgid: context.tgid, zero: 0 });
+    let _ = PAGES.remove(ChunkKey { chunk, process: context.process, zero: 0 });
     0
 }

@@ -31,17 +31,18 @@ pub fn insert_blank_thread(thread: u64) {
     }
 }
 
-/// Gives the stack just walked its number in `state.stack`; `state.loss` says what is missing. `unchanged`: its frames are
+/// Gives the stack just walked, that of `thread` of the process image `process`, its number in `state.stack`; `state.loss` says what is missing. `unchanged`: its frames are
 /// those of the thread's last stack.
 #[inline(always)]
-pub fn number(state: &mut ThreadState, tgid: u32, site: u16, unchanged: bool) {
-    if unchanged && state.record.site == site && state.record.tgid == tgid && state.stack != OVERFLOW_STACK {
+pub fn number(state: &mut ThreadState, thread: u64, process: u32, site: u16, unchanged: bool) {
+    if unchanged && state.record.site == site && state.record.process == process && state.stack != OVERFLOW_STACK {
         return;
     }
-    state.record.tgid = tgid;
+    state.record.process = process;
+    state.record.thread = if maps::by_thread() { thread as u32 } else { 0 };
     state.record.site = site;
     let found =
-        if state.return_address == 0 { Err(Loss::StackUnreadable) } else { find(&state.record, hash(&state.record)) };
+        if state.return_address == 0 { Err(Loss::StackUnreadable) } else { find((thread >> 32) as u32, &state.record, hash(&state.record)) };
     (state.stack, state.loss) = match found {
         Ok(number) => (number, 0),
         Err(loss) => (OVERFLOW_STACK, loss as u32 + 1),
@@ -51,7 +52,7 @@ pub fn number(state: &mut ThreadState, tgid: u32, site: u16, unchanged: bool) {
 /// Hash of everything that makes a stack's identity, from its outermost frame on.
 #[inline(always)]
 fn hash(record: &StackRecord) -> u64 {
-    let mut hash = mix(0, u64::from(record.tgid) << 16 | u64::from(record.site));
+    let mut hash = mix(u64::from(record.thread), u64::from(record.process) << 16 | u64::from(record.site));
     hash = mix(hash, u64::from(record.len) << 8 | u64::from(record.end));
     let mut i = 0u64;
     while i < MAX_FRAMES as u64 {
@@ -67,14 +68,14 @@ fn hash(record: &StackRecord) -> u64 {
 
 /// Looks the stack up, or stores it: its number, or why it has none.
 #[inline(always)]
-fn find(record: &StackRecord, hash: u64) -> Result<u32, Loss> {
+fn find(tgid: u32, record: &StackRecord, hash: u64) -> Result<u32, Loss> {
     let hash = hash & !maps::hash_ignore();
     for probe in 0..HASH_PROBES {
         let key = hash.wrapping_add(probe);
         let id = match STACK_IDS.get_ptr(key) {
             // SAFETY: a map value, written before it was published.
             Some(id) => unsafe { *id },
-            None => match store(record, key) {
+            None => match store(tgid, record, key) {
                 Ok(id) => return Ok(id),
                 Err(Some(other)) => other,
                 Err(None) => return Err(Loss::StacksFull),
@@ -92,12 +93,12 @@ fn find(record: &StackRecord, hash: u64) -> Result<u32, Loss> {
 
 /// Stores a new stack under `key`. `Err(Some(id))`: another thread has just stored stack `id` there.
 #[inline(always)]
-fn store(record: &StackRecord, key: u64) -> Result<u32, Option<u32>> {
+fn store(tgid: u32, record: &StackRecord, key: u64) -> Result<u32, Option<u32>> {
     const NO_EXIST: u64 = 1;
     let id = maps::next_stack().ok_or(None)?;
     STACKS.set(id, record, 0).map_err(|_| None)?;
     if STACK_IDS.insert(key, id, NO_EXIST).is_ok() {
-        maps::send(EventKind::NewStack, record.tgid, u64::from(id));
+        maps::send(EventKind::NewStack, tgid, u64::from(id));
         return Ok(id);
     }
     // The number taken stays unused.
@@ -110,7 +111,7 @@ fn store(record: &StackRecord, key: u64) -> Result<u32, Option<u32>> {
 
 #[inline(always)]
 fn same(a: &StackRecord, b: &StackRecord) -> bool {
-    if a.tgid != b.tgid || a.site != b.site || a.len != b.len || a.end != b.end {
+    if a.process != b.process || a.thread != b.thread || a.site != b.site || a.len != b.len || a.end != b.end {
         return false;
     }
     let mut i = 0u64;

@@ -7,7 +7,7 @@ use aya_ebpf::{
     macros::raw_tracepoint,
     programs::RawTracePointContext,
 };
-use memtrace_common::event::Counter;
+use memtrace_common::{event::Counter, process::ProcessState};
 
 use super::user::{User, traced};
 use crate::{growth, maps, preempt::guarded, unwind::USER_END};
@@ -15,10 +15,10 @@ use crate::{growth, maps, preempt::guarded, unwind::USER_END};
 /// A fault by the program's own code.
 #[raw_tracepoint(tracepoint = "page_fault_user")]
 pub fn page_fault_user(ctx: RawTracePointContext) -> i32 {
-    if traced() {
+    if let Some(process) = traced() {
         guarded(|| {
             if let Some(user) = User::read(ctx.arg(1)) {
-                handle(ctx.arg(0), ctx.arg(2), Counter::UserFaults, &user);
+                handle(process, ctx.arg(0), ctx.arg(2), Counter::UserFaults, &user);
             }
         });
     }
@@ -28,12 +28,12 @@ pub fn page_fault_user(ctx: RawTracePointContext) -> i32 {
 /// A fault of the kernel on the program's behalf: in a system call, or while it delivers a signal.
 #[raw_tracepoint(tracepoint = "page_fault_kernel")]
 pub fn page_fault_kernel(ctx: RawTracePointContext) -> i32 {
-    if traced() {
+    if let Some(process) = traced() {
         guarded(|| {
             if !faults_disabled()
                 && let Some(user) = User::of_current()
             {
-                handle(ctx.arg(0), ctx.arg(2), Counter::KernelFaults, &user);
+                handle(process, ctx.arg(0), ctx.arg(2), Counter::KernelFaults, &user);
             }
         });
     }
@@ -41,9 +41,9 @@ pub fn page_fault_kernel(ctx: RawTracePointContext) -> i32 {
 }
 
 #[inline(always)]
-fn handle(address: u64, code: u64, counter: Counter, user: &User) {
+fn handle(process: &ProcessState, address: u64, code: u64, counter: Counter, user: &User) {
     if address < USER_END {
-        growth::fault(address, code, counter, &user.start());
+        growth::fault(process, address, code, counter, &user.start());
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     alloc,
     maps::{self, ORACLE},
     preempt::guarded,
-    unwind::{self, Start},
+    unwind::{self, Code, Start},
 };
 
 /// Entry of an allocating function.
@@ -41,10 +41,9 @@ fn sample(ctx: &ProbeContext) {
     // SAFETY: the context of a uprobe program is the user registers.
     let regs = unsafe { Registers::read(ctx.regs) };
     let thread = bpf_get_current_pid_tgid();
-    let target = maps::target_tgid();
-    if target != 0 && (thread >> 32) as u32 != target {
-        return;
-    }
+    let Some(process) = maps::process((thread >> 32) as u32) else { return };
+    // SAFETY: a map value.
+    let code = unsafe { Code::of(process) };
     maps::count_oracle(OracleControl::Calls);
     let sp = regs.sp.wrapping_add(u64::from(site.return_offset));
     let (Some(state), Some(pc)) = (alloc::thread_state(thread), unwind::read_word(sp)) else {
@@ -52,7 +51,7 @@ fn sample(ctx: &ProbeContext) {
         return;
     };
     let start = Start { pc, sp: sp.wrapping_add(8), fp: regs.fp, bx: regs.bx };
-    unwind::walk(state, &start);
+    unwind::walk(state, &code, &start);
     let every = maps::oracle_every();
     // Not by the time: some clocks tick so coarsely that its remainder is always the same.
     // SAFETY: a helper without arguments.

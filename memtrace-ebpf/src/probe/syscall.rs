@@ -11,10 +11,10 @@ use crate::{growth, preempt::guarded};
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn call_entry(ctx: RawTracePointContext) -> i32 {
     let Some(call) = Call::from_system_call(ctx.arg(1)) else { return 0 };
-    if traced() {
+    if let Some(process) = traced() {
         guarded(|| {
             if let Some(user) = User::read(ctx.arg(0)) {
-                growth::call_entry(call, &user.arguments(), &user.start());
+                growth::call_entry(process, call, &user.arguments(), &user.start());
             }
         });
     }
@@ -24,8 +24,8 @@ pub fn call_entry(ctx: RawTracePointContext) -> i32 {
 /// Exit of a system call.
 #[raw_tracepoint(tracepoint = "sys_exit")]
 pub fn call_exit(ctx: RawTracePointContext) -> i32 {
-    if traced() {
-        guarded(|| growth::call_exit(ctx.arg(1)));
+    if let Some(process) = traced() {
+        guarded(|| growth::call_exit(process, ctx.arg(1)));
     }
     0
 }

@@ -147,13 +147,13 @@ pub fn loader_changed(ctx: ProbeContext) -> u32 {
     const REMOVES: u32 = 2;
     guarded(|| {
         let tgid = (aya_ebpf::helpers::bpf_get_current_pid_tgid() >> 32) as u32;
-        let target = maps::target_tgid();
-        if target == 0 || tgid == target {
+        if let Some(process) = maps::process(tgid) {
             // SAFETY: the helper takes the program's context.
             let state = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
             // SAFETY: the helper checks the address and faults nothing in.
             let state = unsafe { aya_ebpf::helpers::bpf_probe_read_user(state as *const u32) };
-            maps::loader_event(state == Ok(REMOVES));
+            // SAFETY: a map value.
+            unsafe { maps::loader_event(process, state == Ok(REMOVES)) };
             maps::send(EventKind::Mappings, tgid, 0);
         }
     });

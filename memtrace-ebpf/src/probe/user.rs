@@ -5,6 +5,8 @@ use aya_ebpf::helpers::{
     generated::{bpf_get_current_task_btf, bpf_task_pt_regs},
 };
 
+use memtrace_common::process::ProcessState;
+
 use crate::{maps, unwind::Start};
 
 /// Words of `struct pt_regs` on x86-64 (arch/x86/include/asm/ptrace.h).
@@ -73,14 +75,20 @@ impl User {
     }
 }
 
-/// Whether the current thread belongs to the target and the trace runs.
+/// The current thread's process, if it is traced and the trace runs.
 #[inline(always)]
-pub fn traced() -> bool {
-    is_target() && maps::running()
+pub fn traced<'a>() -> Option<&'a ProcessState> {
+    let process = current()?;
+    maps::running().then_some(process)
 }
 
-/// Whether the current thread belongs to the target or a followed child.
+/// The current thread's process, if it is traced. What happens in the kernel can't be filtered by probes, so that processes have to
+/// be told apart.
 #[inline(always)]
-pub fn is_target() -> bool {
-    maps::target_tgid() != 0 && !maps::is_left_out((bpf_get_current_pid_tgid() >> 32) as u32)
+pub fn current<'a>() -> Option<&'a ProcessState> {
+    if maps::any_process() {
+        return None;
+    }
+    // SAFETY: a map value, which lasts for as long as the program runs; its words are read whole.
+    maps::process((bpf_get_current_pid_tgid() >> 32) as u32).map(|process| unsafe { &*process })
 }

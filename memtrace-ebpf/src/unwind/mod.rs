@@ -18,6 +18,7 @@ use aya_ebpf::helpers::{bpf_probe_read_user, generated::bpf_loop};
 use core::{arch::asm, ffi::c_void};
 use memtrace_common::{
     block::ThreadState,
+    process::ProcessState,
     settings::Unwind,
     stack::{MAX_FRAMES, StackEnd},
     unwind::{Level, MAX_LEVELS, WINDOW, Walk},
@@ -49,6 +50,32 @@ pub struct Start {
     pub fp: u64,
     /// rbx; 0 if it is not known, which ends a walk that needs it.
     pub bx: u64,
+}
+
+/// What is known of a process's code.
+pub struct Code {
+    /// The list of mappings in force ([`memtrace_common::unwind::MappingList`]).
+    mappings: u64,
+    /// Whether libraries were removed and the list may not show it yet.
+    stale: bool,
+}
+
+impl Code {
+    /// What is known now.
+    ///
+    /// # Safety
+    /// `process` is a map value.
+    #[inline(always)]
+    pub unsafe fn of(process: *const ProcessState) -> Self {
+        // SAFETY: promised by the caller; aligned words are read whole.
+        unsafe {
+            Self {
+                mappings: (&raw const (*process).mappings).read_volatile(),
+                stale: (&raw const (*process).loader_seen).read_volatile()
+                    < (&raw const (*process).last_removal).read_volatile(),
+            }
+        }
+    }
 }
 
 /// What the loops' callbacks are given: it must be on the BPF stack.
@@ -125,12 +152,12 @@ pub fn bounded(index: u32) -> usize {
 
 /// Walks the stack into `state.record` (length, end and frames). True if it is the same stack as the thread's last one.
 #[inline(always)]
-pub fn walk(state: *mut ThreadState, start: &Start) -> bool {
+pub fn walk(state: *mut ThreadState, code: &Code, start: &Start) -> bool {
     let mut context = Context { state, start: *start };
     let context = (&raw mut context).cast::<c_void>();
     // SAFETY: the map value of this thread.
     let thread = unsafe { &mut *state };
-    let (mode, mappings) = (maps::unwind_mode(), maps::mappings());
+    let (mode, mappings) = (maps::unwind_mode(), code.mappings);
     let before = u32::from(thread.record.len);
     let walk = &mut thread.chain.walk;
     begin(walk, start);
@@ -139,7 +166,7 @@ pub fn walk(state: *mut ThreadState, start: &Start) -> bool {
     walk.code.start = 0;
     walk.code.end = 0;
     walk.window_bytes = 0;
-    walk.stale = u32::from(maps::libraries_removed());
+    walk.stale = u32::from(code.stale);
     let usable = !maps::plain_walks() && thread.chain.mappings == mappings && thread.chain.keep != 0 && walk.stale == 0;
     walk.kept = if usable { before } else { 0 };
     // SAFETY: the callback takes this context; the verifier checks what it does with it.

@@ -12,7 +12,7 @@ pub fn find_code(code: &mut CodeMapping, mappings: u64, pc: u64) -> bool {
         return true;
     }
     let list = MappingList::unpack(mappings);
-    let first = list.first();
+    let first = list.first;
     // Steps of a binary search over MAX_MAPPINGS entries.
     const STEPS: u32 = MAX_MAPPINGS.ilog2() + 1;
     let (mut low, mut high) = (0u32, list.count);
