@@ -63,8 +63,10 @@ pub mod maps {
     /// Hash of [`crate::fault::ChunkKey`] to [`crate::fault::Chunk`].
     pub const PAGES: &str = "PAGES";
     /// Hash of thread group (u32, as the initial pid namespace numbers it, or [`crate::process::ANY`]) to
-    /// [`crate::process::ProcessState`].
+    /// the number of its image (u32).
     pub const PROCESSES: &str = "PROCESSES";
+    /// Array of [`crate::process::ProcessState`]. Its length is a power of two.
+    pub const IMAGES: &str = "IMAGES";
     /// Hash of a process's number (upper half of a u64) and thread to the name that it had at its end, 16 bytes ending in NUL;
     /// empty unless threads are told apart.
     pub const THREAD_NAMES: &str = "THREAD_NAMES";

@@ -16,6 +16,8 @@ pub mod globals {
     pub const UNFILTERED: &str = "UNFILTERED";
     /// u64: bits of the stack hash to clear. Only tests set any, to make different stacks collide.
     pub const HASH_IGNORE: &str = "HASH_IGNORE";
+    /// u32: length of the table of images, a power of two.
+    pub const MAX_IMAGES: &str = "MAX_IMAGES";
     /// u32: number of entries of the stack table.
     pub const MAX_STACKS: &str = "MAX_STACKS";
     /// u32: [`super::ReturnInstances::task`]; 0: not known.
@@ -87,13 +89,11 @@ pub enum Control {
     Unwind = 1,
     /// The next free stack number. Starts at [`crate::stack::FIRST_STACK`].
     NextStack = 2,
-    /// The number that the kernel side gave to a process last ([`crate::process`]).
-    Processes = 3,
 }
 
 impl Control {
     /// Number of entries.
-    pub const COUNT: u32 = 4;
+    pub const COUNT: u32 = 3;
 }
 
 /// How stacks are walked.

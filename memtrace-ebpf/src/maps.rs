@@ -12,7 +12,7 @@ use memtrace_common::{
     fault::{Chunk, ChunkKey},
     loss::{Loss, LossCount},
     oracle::OracleControl,
-    process::{ANY, ProcessState},
+    process::{ANY, ATTEMPTS, ProcessState},
     resident,
     settings::{Control, ReturnInstances, Run},
     stack::{StackRecord, Totals},
@@ -51,7 +51,10 @@ static MAPPINGS: Array<CodeMapping> = Array::with_max_entries(2 * MAX_MAPPINGS, 
 #[map]
 static BLANK_THREAD: Array<ThreadState> = Array::with_max_entries(1, 0);
 #[map]
-pub static PROCESSES: HashMap<u32, ProcessState> = HashMap::with_max_entries(64, 0);
+pub static PROCESSES: HashMap<u32, u32> = HashMap::with_max_entries(64, 0);
+/// Mapped by the user side, which writes some of the words.
+#[map]
+static IMAGES: Array<ProcessState> = Array::with_max_entries(64, BPF_F_MMAPABLE);
 #[map]
 pub static THREAD_NAMES: HashMap<u64, [u8; 16]> = HashMap::with_max_entries(1, 0);
 #[map]
@@ -86,6 +89,8 @@ static ANNOUNCE: u32 = 0;
 static UNFILTERED: u32 = 0;
 #[unsafe(no_mangle)]
 static HASH_IGNORE: u64 = 0;
+#[unsafe(no_mangle)]
+static MAX_IMAGES: u32 = 0;
 #[unsafe(no_mangle)]
 static MAX_STACKS: u32 = 0;
 #[unsafe(no_mangle)]
@@ -143,17 +148,53 @@ pub fn unfiltered() -> bool {
     constant!(UNFILTERED) != 0
 }
 
-/// The state of a thread group, if it is traced.
+/// The state of a thread group's image, if it is traced.
 #[inline(always)]
 pub fn process(tgid: u32) -> Option<*mut ProcessState> {
-    if any_process() {
-        return PROCESSES.get_ptr_mut(ANY);
-    }
     let only = constant!(TARGET_TGID);
     if only != 0 && tgid != only {
         return None;
     }
-    PROCESSES.get_ptr_mut(tgid)
+    let number = PROCESSES.get_ptr(if any_process() { ANY } else { tgid })?;
+    // SAFETY: a map value; an aligned word is read whole.
+    image(unsafe { core::ptr::read_volatile(number) })
+}
+
+/// The place of the image with this number.
+#[inline(always)]
+fn image(number: u32) -> Option<*mut ProcessState> {
+    IMAGES.get_ptr_mut(number & (constant!(MAX_IMAGES).wrapping_sub(1)))
+}
+
+/// A place for a new image, its number set and everything else as in `state`.
+#[inline(always)]
+pub fn new_image(state: &ProcessState) -> u32 {
+    let Some(counter) = IMAGES.get_ptr_mut(0) else { return 0 };
+    for _ in 0..ATTEMPTS {
+        let mut last = 1u64;
+        // SAFETY: map memory, an aligned word; the instruction touches nothing else.
+        unsafe {
+            asm!(
+                "{last} = atomic_fetch_add((u64 *)({counter} + 8), {last})",
+                counter = in(reg) counter,
+                last = inout(reg) last,
+                options(nostack),
+            );
+        }
+        let number = (last as u32).wrapping_add(1);
+        let Some(place) = image(number) else { return 0 };
+        // SAFETY: map memory, an aligned word. No other has this number, so that a free place stays free.
+        let free = unsafe { (&raw const (*place).number).read_volatile() } == 0;
+        if free && place != counter {
+            // SAFETY: as above; the number comes last, for those who look at all places.
+            unsafe {
+                *place = ProcessState { number: 0, ..*state };
+                (&raw mut (*place).number).write_volatile(number);
+            }
+            return number;
+        }
+    }
+    0
 }
 
 /// The state of a thread group whose calls of allocator functions are recorded.
@@ -305,24 +346,6 @@ pub unsafe fn loader_event(process: *mut ProcessState, removes: bool) {
             (&raw mut (*process).last_removal).write_volatile(events + 1);
         }
     }
-}
-
-/// A number for a new image of a process.
-#[inline(always)]
-pub fn next_process() -> u32 {
-    let mut number = 1u64;
-    if let Some(last) = CONTROL.get_ptr_mut(Control::Processes as u32) {
-        // SAFETY: map memory, an aligned word; the instruction touches nothing else.
-        unsafe {
-            asm!(
-                "{number} = atomic_fetch_add((u64 *)({last} + 0), {number})",
-                last = in(reg) last,
-                number = inout(reg) number,
-                options(nostack),
-            );
-        }
-    }
-    (number as u32).wrapping_add(1)
 }
 
 /// The state that new threads start from.

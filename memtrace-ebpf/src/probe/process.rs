@@ -10,7 +10,6 @@ use memtrace_common::{
     event::EventKind,
     loss::Loss,
     process::{ANY, ProcessState},
-    unwind::MappingList,
 };
 
 use crate::{
@@ -103,20 +102,23 @@ pub fn new_task(ctx: RawTracePointContext) -> i32 {
 /// Makes a forked process a traced one: the number of its image, 0 if there was no room.
 #[inline(always)]
 fn follow(parent: &ProcessState, child: u32, shares_memory: bool) -> u32 {
-    let mut state = *parent;
-    if !shares_memory {
-        state.number = maps::next_process();
-        state.parent = parent.number;
-        // SAFETY: a helper without arguments.
-        state.forked = unsafe { bpf_ktime_get_ns() };
-        // Its pages are its parent's until it touches them, and are looked at right after this.
-        state.late = 1;
-    }
-    if PROCESSES.insert(child, state, 0).is_err() {
+    let number = if shares_memory {
+        parent.number
+    } else {
+        maps::new_image(&ProcessState {
+            parent: parent.number,
+            // SAFETY: a helper without arguments.
+            forked: unsafe { bpf_ktime_get_ns() },
+            // Its pages are its parent's until it touches them, and are looked at right after this.
+            late: 1,
+            ..*parent
+        })
+    };
+    if number == 0 || PROCESSES.insert(child, number, 0).is_err() {
         maps::lose(Loss::ChildrenFull, 0);
         return 0;
     }
-    state.number
+    number
 }
 
 /// The thread group of a task.
@@ -149,23 +151,14 @@ pub fn process_exec(_ctx: RawTracePointContext) -> i32 {
         // SAFETY: the thread's own state. Other threads have ended.
         unsafe { (*state).sp = 0 };
     }
-    let key = if maps::any_process() { ANY } else { tgid };
     // SAFETY: a map value.
-    let before = unsafe { &*process };
-    let state = ProcessState {
-        number: maps::next_process(),
-        parent: 0,
-        forked: 0,
-        mappings: MappingList { generation: 0, first: 0, count: 0 }.pack(),
-        loader_events: 0,
-        last_removal: 0,
-        loader_seen: 0,
-        late: 1,
-        allocations: if maps::unfiltered() { before.allocations } else { 0 },
-    };
-    if PROCESSES.insert(key, state, 0).is_err() {
+    let allocations = if maps::unfiltered() { unsafe { (*process).allocations } } else { 0 };
+    let number = maps::new_image(&ProcessState { late: 1, allocations, ..ProcessState::new(0) });
+    let key = if maps::any_process() { ANY } else { tgid };
+    if number == 0 || PROCESSES.insert(key, number, 0).is_err() {
+        let _ = PROCESSES.remove(key);
         maps::lose(Loss::ChildrenFull, 0);
     }
-    maps::send(EventKind::Exec, tgid, u64::from(state.number));
+    maps::send(EventKind::Exec, tgid, u64::from(number));
     0
 }
