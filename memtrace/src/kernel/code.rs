@@ -1,19 +1,13 @@
-//! The kernel side's unwind tables and code mappings: filled through shared memory, and changed while it runs.
+//! The kernel side's unwind tables: filled through shared memory, while it runs.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
-    ptr::NonNull,
+use std::sync::atomic::Ordering;
+
+use memtrace_common::maps;
+
+use super::{
+    shared::Shared,
+    tracer::{KernelError, Tracer},
 };
-
-use aya::maps::{Array, Map, MapData};
-use memtrace_common::{
-    maps,
-    settings::Control,
-    unwind::{CodeMapping, MAX_MAPPINGS, MappingList},
-};
-
-use super::tracer::{KernelError, Tracer};
 
 /// Bytes of an array map's element in shared memory: values are rounded up to 8 (kernel/bpf/arraymap.c).
 const STRIDE: usize = 8;
@@ -36,8 +30,6 @@ pub struct TableRef {
 pub(super) struct CodeTables {
     rows: Option<SharedArray>,
     index: Option<SharedArray>,
-    /// Number of the list of mappings in force.
-    generation: u64,
 }
 
 impl Tracer {
@@ -64,86 +56,32 @@ impl Tracer {
         }))
     }
 
-    /// Puts a new list of code mappings in force, at one moment for all walks. They must be sorted and must not
-    /// overlap; those beyond [`MAX_MAPPINGS`] are left out.
-    ///
-    /// # Errors
-    /// The tables can't be written.
-    pub fn set_mappings(&mut self, mappings: &[CodeMapping]) -> Result<(), KernelError> {
-        let name = maps::MAPPINGS;
-        let used = mappings.len().min(MAX_MAPPINGS as usize);
-        let list = MappingList { generation: self.code.generation + 1, count: used as u32 };
-        let map = self.map_mut(name)?;
-        let mut array: Array<&mut MapData, CodeMapping> =
-            Array::try_from(map).map_err(|source| KernelError::Map { name, source })?;
-        for (number, mapping) in (list.first()..).zip(&mappings[..used]) {
-            array.set(number, mapping, 0).map_err(|source| KernelError::Map { name, source })?;
-        }
-        self.write_control(Control::Mappings, list.pack())?;
-        self.code.generation = list.generation;
-        Ok(())
-    }
-
     fn share(&self, name: &'static str) -> Result<SharedArray, KernelError> {
-        let data = match self.map(name)? {
-            Map::Array(data) => data,
-            _ => return Err(KernelError::Missing(name)),
-        };
-        let info = data.info().map_err(|source| KernelError::Map { name, source })?;
-        SharedArray::map(data.fd().as_fd(), info.max_entries()).map_err(|source| KernelError::Table { name, source })
+        let (memory, _) = self.share_map(name)?;
+        Ok(SharedArray { memory, used: 0 })
     }
 }
 
-/// An array map in this process's memory, filled from its start.
+/// An array map that is filled from its start.
 #[derive(Debug)]
 struct SharedArray {
-    memory: NonNull<u64>,
-    entries: usize,
+    memory: Shared,
     used: usize,
 }
 
-// SAFETY: the memory is owned by this value alone on this side.
-unsafe impl Send for SharedArray {}
-
 impl SharedArray {
-    fn map(fd: BorrowedFd<'_>, entries: u32) -> io::Result<Self> {
-        let entries = entries as usize;
-        // SAFETY: maps a new region; the kernel checks length and access.
-        let memory = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                entries * STRIDE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        match NonNull::new(memory.cast::<u64>()) {
-            Some(memory) if memory.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { memory, entries, used: 0 }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
     fn has_room(&self, count: usize) -> bool {
-        self.entries - self.used >= count
+        self.memory.bytes() / STRIDE - self.used >= count
     }
 
     /// Adds values, for which there must be room: the number of the first.
     fn append(&mut self, values: impl Iterator<Item = u64>) -> u32 {
         let first = self.used;
-        for value in values.take(self.entries - self.used) {
-            // SAFETY: within the mapping, by the line above. The kernel side reads it only once a mapping refers to it.
-            unsafe { self.memory.add(self.used).write_volatile(value) };
+        for value in values.take(self.memory.bytes() / STRIDE - self.used) {
+            // The kernel side reads it only once a mapping refers to it.
+            self.memory.word(self.used * STRIDE).store(value, Ordering::Relaxed);
             self.used += 1;
         }
         first as u32
-    }
-}
-
-impl Drop for SharedArray {
-    fn drop(&mut self) {
-        // SAFETY: the region that was mapped; nothing refers to it any more.
-        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.entries * STRIDE) };
     }
 }

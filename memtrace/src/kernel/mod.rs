@@ -6,7 +6,9 @@
 //! - `btf`: where members of the kernel's structures are;
 //! - `preempt`: keeps threads off the stacks of programs that are preempted;
 //! - [`budget`]: memory budget to table sizes;
-//! - [`code`]: unwind tables and code mappings;
+//! - [`code`]: unwind tables;
+//! - `processes`: the traced processes and their code mappings, for which `segments` keeps what is free;
+//! - `shared`: tables in memory that both sides have;
 //! - [`tracer`]: loads the programs, holds the maps and the links;
 //! - [`source`]: event sources, one module each;
 //! - `tracefs`: the kernel's list of tracepoints;
@@ -24,13 +26,16 @@ mod missed;
 mod multi;
 mod object;
 mod preempt;
+mod processes;
 pub mod release;
+mod segments;
+mod shared;
 pub mod source;
 mod table;
 mod tracefs;
 pub mod tracer;
 
-pub use tracer::{KernelError, Settings, Tracer};
+pub use tracer::{KernelError, Scope, Settings, Tracer};
 
 /// Whether this process is in the initial pid namespace, whose numbers the kernel side sees. Its inode number is fixed
 /// (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).

@@ -2,7 +2,8 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    io,
+    io, mem,
+    num::NonZeroU32,
     os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd},
     thread,
     time::Duration,
@@ -18,6 +19,7 @@ use memtrace_common::{
     event::{Counter, Event},
     loss::{Loss, LossCount},
     maps,
+    process::{FEW_IMAGES, MANY_IMAGES},
     settings::{Control, Run, Unwind, globals},
     stack::{FIRST_STACK, StackRecord, Totals},
 };
@@ -30,10 +32,15 @@ use super::{
     multi::{self, MultiLoader},
     object::{OBJECT, program},
     preempt::PreemptGuard,
+    processes::Processes,
     release::Release,
+    shared::Shared,
     table,
 };
 
+/// Room for code mappings, for each image that there is room for: an image's list is about 20 times as long as this, but few of
+/// them are in use at a time.
+const MAPPINGS_PER_IMAGE: u32 = 4;
 /// Smallest ring buffer, bytes.
 const PAGE: u32 = 4096;
 
@@ -103,11 +110,23 @@ pub enum KernelError {
     Missing(&'static str),
 }
 
+/// Which processes can be traced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Whichever the probes reach, as if they were one: their numbers are not known. Nothing that the kernel itself reports can
+    /// be traced.
+    Any,
+    /// This thread group, as the initial pid namespace numbers it.
+    One(NonZeroU32),
+    /// Several, each of which is added by itself.
+    Several,
+}
+
 /// What is decided before loading.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Thread group to record, as the initial pid namespace numbers it; `None` to rely on the probes' own filter.
-    pub tgid: Option<u32>,
+    /// Which processes can be traced.
+    pub scope: Scope,
     /// Table sizes.
     pub budget: Budget,
     /// How stacks are walked.
@@ -118,8 +137,14 @@ pub struct Settings {
     pub blocks: u32,
     /// Bits of the stack hash to clear: 0, except in tests of collisions.
     pub hash_ignore: u64,
-    /// Whether the processes that the target forks are followed. Needs [`Self::tgid`].
+    /// Whether the processes that traced ones fork are traced. Needs [`Scope::Several`].
     pub follow: bool,
+    /// Whether processes that are not traced are reported when they appear. Needs [`Scope::Several`].
+    pub announce: bool,
+    /// Whether the probes are to reach every process that maps the probed files.
+    pub unfiltered: bool,
+    /// Whether the stacks of threads are told apart.
+    pub by_thread: bool,
     /// Bytes of the ring buffer for system calls, a power of two; 0 if they are not traced.
     pub calls: u32,
     /// Whether every stack is walked from its innermost frame, without the thread's last one: for measurements.
@@ -132,13 +157,16 @@ impl Settings {
     /// For every process that the probes reach, with stacks by frame pointers.
     pub fn plain(budget: Budget) -> Self {
         Self {
-            tgid: None,
+            scope: Scope::Any,
             budget,
             unwind: Unwind::FramePointers,
             rows: 0,
             blocks: 0,
             hash_ignore: 0,
             follow: false,
+            announce: false,
+            unfiltered: false,
+            by_thread: false,
             calls: 0,
             plain_walks: false,
             oracle: 0,
@@ -150,11 +178,13 @@ impl Settings {
 pub struct Tracer {
     ebpf: Ebpf,
     budget: Budget,
-    pub(super) links: Vec<AttachedLink>,
+    /// With the number of the process's image that each belongs to, 0 for what belongs to all.
+    pub(super) links: Vec<(u32, AttachedLink)>,
     /// Loads programs for links over many sites; `None` where the kernel has no such links.
     pub(super) multi: Option<MultiLoader>,
     multi_programs: HashMap<&'static str, OwnedFd>,
     pub(super) code: CodeTables,
+    pub(super) processes: Processes,
 }
 
 /// A link held apart from its program, so that all of them can be closed at a time.
@@ -174,7 +204,7 @@ impl Drop for Tracer {
 
 /// Closes all links at a time. Each close waits for a grace period of the kernel (about 0.1 s each when one follows
 /// another, measured on Linux 6.18); those that wait together share one.
-fn close_links(links: &mut Vec<AttachedLink>) {
+fn close_links(links: &mut Vec<(u32, AttachedLink)>) {
     thread::scope(|scope| {
         for link in links.drain(..) {
             scope.spawn(move || drop(link));
@@ -189,7 +219,12 @@ impl Tracer {
     /// [`KernelError::Load`], with the kernel's reason.
     pub fn load(settings: &Settings) -> Result<Self, KernelError> {
         let budget = settings.budget;
-        let tgid = settings.tgid.unwrap_or(0);
+        let tgid = match settings.scope {
+            Scope::One(tgid) => tgid.get(),
+            Scope::Any | Scope::Several => 0,
+        };
+        let images = if settings.unfiltered { MANY_IMAGES } else { FEW_IMAGES };
+        let lists = images * MAPPINGS_PER_IMAGE;
         let log_level: u8 = if tracing::enabled!(tracing::Level::DEBUG) { 4 } else { 0 };
         let release = Release::running();
         let guard = PreemptGuard::find(release, || Btf::from_sys_fs().ok())?;
@@ -201,6 +236,11 @@ impl Tracer {
         }
         let mut ebpf = loader
             .override_global(globals::TARGET_TGID, &tgid, true)
+            .override_global(globals::ANY_PROCESS, &u32::from(settings.scope == Scope::Any), true)
+            .override_global(globals::BY_THREAD, &u32::from(settings.by_thread), true)
+            .override_global(globals::ANNOUNCE, &u32::from(settings.announce), true)
+            .override_global(globals::UNFILTERED, &u32::from(settings.unfiltered), true)
+            .override_global(globals::MAX_IMAGES, &images, true)
             .override_global(globals::HASH_IGNORE, &settings.hash_ignore, true)
             .override_global(globals::MAX_STACKS, &budget.stacks, true)
             .override_global(globals::RECORDS_PAGES, &u32::from(budget.chunks > 1), true)
@@ -217,6 +257,10 @@ impl Tracer {
             .map_max_entries(maps::TOTALS, budget.stacks)
             .map_max_entries(maps::PAGES, budget.chunks.max(1))
             .map_max_entries(maps::CALLS, settings.calls.max(PAGE))
+            .map_max_entries(maps::PROCESSES, images)
+            .map_max_entries(maps::IMAGES, images)
+            .map_max_entries(maps::MAPPINGS, lists)
+            .map_max_entries(maps::THREAD_NAMES, if settings.by_thread { budget.threads } else { 1 })
             .map_max_entries(maps::ROWS, settings.rows.max(1))
             .map_max_entries(maps::ROW_INDEX, settings.blocks.max(1))
             .map_max_entries(maps::ORACLE, settings.oracle.max(PAGE))
@@ -231,9 +275,11 @@ impl Tracer {
         if log_level > 0 {
             forward_log(&mut ebpf);
         }
+        let (memory, length) = share(&ebpf, maps::IMAGES)?;
         let mut tracer = Self {
             ebpf,
             budget,
+            processes: Processes::new(memory, length, lists),
             links: Vec::new(),
             multi,
             multi_programs: HashMap::new(),
@@ -270,6 +316,17 @@ impl Tracer {
     /// Table sizes in force.
     pub fn budget(&self) -> Budget {
         self.budget
+    }
+
+    /// Detaches the probes that belong to an image. Calls in progress may be recorded for a little longer.
+    pub fn detach_image(&mut self, number: u32) {
+        let (gone, kept) = mem::take(&mut self.links).into_iter().partition(|(owner, _)| *owner == number);
+        self.links = kept;
+        let mut gone: Vec<_> = gone;
+        if !gone.is_empty() {
+            // It takes a grace period, which nobody has to wait for.
+            thread::spawn(move || close_links(&mut gone));
+        }
     }
 
     /// Starts recording, for all probes at once.
@@ -328,31 +385,6 @@ impl Tracer {
 
     pub(super) fn map_mut(&mut self, name: &'static str) -> Result<&mut Map, KernelError> {
         self.ebpf.map_mut(name).ok_or(KernelError::Missing(name))
-    }
-
-    /// How often the target's loader has reported changes so far: to be read before the target's mappings.
-    ///
-    /// # Errors
-    /// The control map can't be read.
-    pub fn loader_events(&self) -> Result<u64, KernelError> {
-        self.control(Control::LoaderEvents)
-    }
-
-    /// Says that the code mappings in force were read after `events` reports of the loader.
-    ///
-    /// # Errors
-    /// The control map can't be written.
-    pub fn set_loader_seen(&mut self, events: u64) -> Result<(), KernelError> {
-        self.write_control(Control::LoaderSeen, events)
-    }
-
-    /// Which of the reports counted by [`Self::loader_events`], from 1, was the last that libraries are being removed; 0
-    /// if there was none.
-    ///
-    /// # Errors
-    /// The control map can't be read.
-    pub fn last_removal(&self) -> Result<u64, KernelError> {
-        self.control(Control::LastRemoval)
     }
 
     /// How many stack numbers are in use, number 0 included.
@@ -489,6 +521,10 @@ impl Tracer {
         self.ebpf.take_map(name)
     }
 
+    pub(super) fn share_map(&self, name: &'static str) -> Result<(Shared, u32), KernelError> {
+        share(&self.ebpf, name)
+    }
+
     /// Takes the stream of messages; `None` if it was taken before.
     ///
     /// # Errors
@@ -545,6 +581,19 @@ impl Tracer {
         }
         Ok(program)
     }
+}
+
+/// Maps an array's memory into this process: it, and the number of the array's entries.
+fn share(ebpf: &Ebpf, name: &'static str) -> Result<(Shared, u32), KernelError> {
+    let data = match ebpf.map(name) {
+        Some(Map::Array(data)) => data,
+        _ => return Err(KernelError::Missing(name)),
+    };
+    let info = data.info().map_err(|source| KernelError::Map { name, source })?;
+    let stride = (info.value_size() as usize).next_multiple_of(8);
+    let shared = Shared::map(data.fd().as_fd(), stride * info.max_entries() as usize)
+        .map_err(|source| KernelError::Table { name, source })?;
+    Ok((shared, info.max_entries()))
 }
 
 /// Messages from the kernel side. Readable when there are any.

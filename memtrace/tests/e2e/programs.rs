@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs};
 
 use memtrace::kernel::{
-    Settings, Tracer,
+    Scope, Settings, Tracer,
     budget::{Budget, Uses},
 };
 
@@ -26,7 +26,9 @@ fn every_program_is_verified() {
     let _turn = turn();
     // With everything that can be asked for: the verifier leaves out what the settings leave out.
     let all = Settings {
-        tgid: Some(std::process::id()),
+        scope: Scope::Several,
+        announce: true,
+        by_thread: true,
         follow: true,
         ..Settings::plain(Budget::for_uses(1, Uses { blocks: true, pages: true, tracepoints: true }))
     };

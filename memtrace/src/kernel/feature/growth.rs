@@ -7,7 +7,7 @@ use memtrace_common::{call::Call, fault::PAGE, site::special};
 
 use super::{Check, Privileges};
 use crate::kernel::{
-    self, KernelError, Settings, Tracer,
+    self, KernelError, Scope, Settings, Tracer,
     budget::{self, Budget, Uses},
 };
 
@@ -103,8 +103,10 @@ fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
     const RING: u32 = 64 * 1024;
     let pid = std::process::id();
     let budget = Budget::for_uses(budget::MIN_MIB, Uses { blocks: false, pages: true, tracepoints: true });
-    let settings = Settings { tgid: NonZeroU32::new(pid).map(NonZeroU32::get), calls: RING, ..Settings::plain(budget) };
+    let scope = NonZeroU32::new(pid).map_or(Scope::Several, Scope::One);
+    let settings = Settings { scope, calls: RING, ..Settings::plain(budget) };
     let mut tracer = Tracer::load(&settings)?;
+    let number = tracer.add_process(NonZeroU32::new(pid), false)?.unwrap_or_default();
     if exact {
         tracer.attach_resident()?;
     } else {
@@ -121,7 +123,7 @@ fn watch(exact: bool) -> Result<(Seen, u64), KernelError> {
     tracer.detach()?;
     let address = memory.0;
     let mut seen = Seen { losses: tracer.losses()?.iter().map(|(_, loss)| loss.count).sum(), ..Seen::default() };
-    for (number, chunk) in tracer.page_records(pid)? {
+    for (number, chunk) in tracer.page_records(number)? {
         let first = number * chunk.pages.len() as u64;
         let pages = (first..).zip(chunk.pages).filter(|(_, record)| *record != 0);
         seen.pages += pages.filter(|(page, _)| (address / PAGE..address / PAGE + MAPPED).contains(page)).count() as u64;

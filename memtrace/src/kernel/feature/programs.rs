@@ -5,13 +5,13 @@ use std::{fs, hint::black_box, io, num::NonZeroU32, os::unix::fs::MetadataExt as
 
 use memtrace_common::{
     event::{Counter, EventKind},
-    site::{Arg, Site},
+    site::{Answer, Arg, Site},
 };
 
 use super::{Check, Privileges};
 use crate::{
     kernel::{
-        KernelError, Settings, Tracer,
+        KernelError, Scope, Settings, Tracer,
         budget::{self, Budget, Uses},
         hazard::{self, TargetTraits},
         release::Release,
@@ -88,8 +88,10 @@ enum Failure {
 pub fn checks(release: Option<Release>, privileges: &Privileges) -> Vec<Check> {
     // With everything that can be asked for: the verifier leaves out what the settings leave out.
     let all = Settings {
-        tgid: Some(std::process::id()),
+        scope: Scope::Several,
         follow: true,
+        announce: true,
+        by_thread: true,
         ..Settings::plain(Budget::for_uses(budget::MIN_MIB, Uses { blocks: true, pages: true, tracepoints: true }))
     };
     let loaded = Tracer::load(&all).and_then(|mut tracer| tracer.load_all_programs()).and_then(|count| {
@@ -195,8 +197,16 @@ fn fire(mut tracer: Tracer) -> Result<(Seen, Messages), Failure> {
     Ok((look(&tracer)?, messages))
 }
 
-const NO_ARGUMENTS: Site =
-    Site { index: 0, size: Arg::None, count: Arg::None, pointer: Arg::None, out: Arg::None, return_offset: 0 };
+const NO_ARGUMENTS: Site = Site {
+    index: 0,
+    size: Arg::None,
+    count: Arg::None,
+    pointer: Arg::None,
+    out: Arg::None,
+    answer: Answer::Pointer,
+    repeats: false,
+    return_offset: 0,
+};
 
 /// A probe at the entry of a function of this program.
 fn point(role: Role, address: usize, site: Site) -> io::Result<AttachPoint> {

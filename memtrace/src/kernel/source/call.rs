@@ -19,7 +19,7 @@ pub struct Calls {
 }
 
 impl Tracer {
-    /// Attaches the programs that report system calls. They need [`super::super::Settings::tgid`] and
+    /// Attaches the programs that report system calls. They need to know the processes' numbers, and
     /// [`super::super::Settings::calls`].
     ///
     /// # Errors
@@ -74,7 +74,7 @@ fn parse(bytes: &[u8]) -> Option<CallEvent> {
     Some(CallEvent {
         call: half(0)?,
         exit: half(4)?,
-        tgid: half(8)?,
+        process: half(8)?,
         tid: half(12)?,
         arguments,
         result: word(56)? as i64,
@@ -93,7 +93,7 @@ mod tests {
         let event = CallEvent {
             call: 1,
             exit: 2,
-            tgid: 3,
+            process: 3,
             tid: 4,
             arguments: [5, 6, 7, 8, 9],
             result: -10,

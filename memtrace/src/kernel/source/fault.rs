@@ -3,7 +3,6 @@
 use memtrace_common::{
     fault::{Chunk, ChunkKey},
     maps,
-    settings::Control,
 };
 
 use crate::kernel::{
@@ -12,7 +11,7 @@ use crate::kernel::{
 };
 
 impl Tracer {
-    /// Attaches the programs that record page faults. They need [`super::super::Settings::tgid`].
+    /// Attaches the programs that record page faults. They need to know the processes' numbers.
     ///
     /// # Errors
     /// The kernel has no such tracepoints or refuses the programs.
@@ -21,22 +20,14 @@ impl Tracer {
         self.attach_raw_tracepoint(program::PAGE_FAULT_KERNEL, "page_fault_kernel")
     }
 
-    /// Says that the pages present at the start have been looked at ([`memtrace_common::fault::Fault::late`]).
-    ///
-    /// # Errors
-    /// The control map can't be written.
-    pub fn set_late(&mut self) -> Result<(), KernelError> {
-        self.write_control(Control::Late, 1)
-    }
-
-    /// What was recorded of the pages of process `tgid`: the numbers of chunks and their content, ascending.
+    /// What was recorded of the pages of the image `process`: the numbers of chunks and their content, ascending.
     ///
     /// # Errors
     /// The table can't be read.
-    pub fn page_records(&self, tgid: u32) -> Result<Vec<(u64, Chunk)>, KernelError> {
+    pub fn page_records(&self, process: u32) -> Result<Vec<(u64, Chunk)>, KernelError> {
         let mut chunks = Vec::new();
         self.for_each(maps::PAGES, |key: &ChunkKey, chunk: &Chunk| {
-            if key.tgid == tgid {
+            if key.process == process {
                 chunks.push((key.chunk, *chunk));
             }
         })?;

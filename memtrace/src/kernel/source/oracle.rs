@@ -1,7 +1,5 @@
 //! The unwinder's test: walks with the registers and the memory that they were made from.
 
-use std::num::NonZeroU32;
-
 use aya::maps::{Array, MapData, RingBuf};
 use memtrace_common::{
     maps,
@@ -9,7 +7,7 @@ use memtrace_common::{
     stack::MAX_FRAMES,
 };
 
-use super::uprobe::{AttachPoint, Role};
+use super::uprobe::{AttachPoint, Reach, Role};
 use crate::kernel::{
     multi::Place,
     object::program,
@@ -55,13 +53,13 @@ impl Tracer {
     ///
     /// # Errors
     /// As [`Tracer::attach_allocator`].
-    pub fn attach_oracle(&mut self, points: &[AttachPoint], every: u32, pid: NonZeroU32) -> Result<(), KernelError> {
+    pub fn attach_oracle(&mut self, points: &[AttachPoint], every: u32, reach: Reach) -> Result<(), KernelError> {
         let name = maps::ORACLE_CONTROL;
         Array::try_from(self.map_mut(name)?)
             .and_then(|mut array: Array<&mut MapData, u64>| array.set(OracleControl::Every as u32, u64::from(every), 0))
             .map_err(|source| KernelError::Map { name, source })?;
         let points = points.iter().filter(|point| point.role == Role::Allocate);
-        self.attach_program(program::ORACLE_ENTRY, points, Place::Entry, pid)
+        self.attach_program(program::ORACLE_ENTRY, points, Place::Entry, reach)
     }
 
     /// Takes the stream of samples; `None` if it was taken before.

@@ -1,4 +1,4 @@
-//! The life of the target: raw tracepoints for the end of threads, for `fork` and for `execve`.
+//! The life of the traced processes: raw tracepoints for the end of threads, for `fork` and for `execve`.
 
 use std::os::fd::AsFd as _;
 
@@ -9,8 +9,7 @@ use crate::kernel::{
 };
 
 impl Tracer {
-    /// Attaches the programs that watch the target's threads end, the target fork and the target execute another
-    /// program.
+    /// Attaches the programs that watch threads end, and processes fork and execute other programs.
     ///
     /// # Errors
     /// The kernel refuses raw tracepoints.
@@ -26,7 +25,7 @@ impl Tracer {
             let program = self.multi_program(name)?;
             let link = multi::attach_raw_tracepoint(program.as_fd(), tracepoint)
                 .map_err(|source| KernelError::AttachMulti { what: format!("tracepoint {tracepoint}"), source })?;
-            self.links.push(AttachedLink::Multi(link));
+            self.links.push((0, AttachedLink::Multi(link)));
             return Ok(());
         }
         let program = self.raw_tracepoint(name)?;
@@ -34,7 +33,7 @@ impl Tracer {
             .attach(tracepoint)
             .and_then(|id| program.take_link(id))
             .map_err(|source| KernelError::Attach { what: format!("tracepoint {tracepoint}"), source })?;
-        self.links.push(AttachedLink::RawTracePoint(link));
+        self.links.push((0, AttachedLink::RawTracePoint(link)));
         Ok(())
     }
 }

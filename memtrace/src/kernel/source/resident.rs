@@ -58,7 +58,7 @@ impl Tracer {
             program.fd().map_err(|source| KernelError::Program { name, source })?.as_fd().as_raw_fd()
         };
         let link = attach(id, descriptor).map_err(failed)?;
-        self.links.push(AttachedLink::Perf(link));
+        self.links.push((0, AttachedLink::Perf(link)));
         Ok(())
     }
 

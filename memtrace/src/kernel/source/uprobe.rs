@@ -1,4 +1,4 @@
-//! Uprobes on allocator functions, filtered to one process by the kernel: other processes take no trap.
+//! Uprobes on allocator functions, filtered to one process each by the kernel: other processes take no trap.
 
 use std::{
     collections::BTreeMap,
@@ -40,35 +40,44 @@ pub struct AttachPoint {
     pub name: String,
 }
 
+/// Which processes probes reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// The process; `None` for every one that maps the file.
+    pub pid: Option<NonZeroU32>,
+    /// Number of the image with which they go ([`Tracer::detach_image`]); 0 if they stay until the end.
+    pub image: u32,
+}
+
 impl Tracer {
-    /// Attaches the recording programs to `points` in process `pid`.
+    /// Attaches the recording programs to `points`.
     ///
     /// # Errors
     /// The first point that the kernel refuses; those before it stay attached until the tracer is dropped.
-    pub fn attach_allocator(&mut self, points: &[AttachPoint], pid: NonZeroU32) -> Result<(), KernelError> {
-        self.attach_points(points, pid, [program::FREE_ENTRY, program::ALLOC_ENTRY, program::ALLOC_RETURN])
+    pub fn attach_allocator(&mut self, points: &[AttachPoint], reach: Reach) -> Result<(), KernelError> {
+        self.attach_points(points, reach, [program::FREE_ENTRY, program::ALLOC_ENTRY, program::ALLOC_RETURN])
     }
 
     /// Attaches programs that do nothing to `points`: what the probes cost by themselves.
     ///
     /// # Errors
     /// As [`Self::attach_allocator`].
-    pub fn attach_empty(&mut self, points: &[AttachPoint], pid: NonZeroU32) -> Result<(), KernelError> {
-        self.attach_points(points, pid, [program::EMPTY_ENTRY, program::EMPTY_ENTRY, program::EMPTY_RETURN])
+    pub fn attach_empty(&mut self, points: &[AttachPoint], reach: Reach) -> Result<(), KernelError> {
+        self.attach_points(points, reach, [program::EMPTY_ENTRY, program::EMPTY_ENTRY, program::EMPTY_RETURN])
     }
 
     fn attach_points(
         &mut self,
         points: &[AttachPoint],
-        pid: NonZeroU32,
+        reach: Reach,
         [free_entry, alloc_entry, alloc_return]: [&'static str; 3],
     ) -> Result<(), KernelError> {
         let of = |role: Role| points.iter().filter(move |point| point.role == role);
-        self.attach_program(free_entry, of(Role::Free), Place::Entry, pid)?;
+        self.attach_program(free_entry, of(Role::Free), Place::Entry, reach)?;
         // Consumers of one breakpoint all run before the return address is replaced, so the order of these two does
         // not matter.
-        self.attach_program(alloc_entry, of(Role::Allocate), Place::Entry, pid)?;
-        self.attach_program(alloc_return, of(Role::Allocate), Place::Return, pid)
+        self.attach_program(alloc_entry, of(Role::Allocate), Place::Entry, reach)?;
+        self.attach_program(alloc_return, of(Role::Allocate), Place::Return, reach)
     }
 
     /// Attaches one program to `points`: with one link per file where the kernel has such links, else one by one.
@@ -77,11 +86,11 @@ impl Tracer {
         name: &'static str,
         points: impl Iterator<Item = &'a AttachPoint>,
         place: Place,
-        pid: NonZeroU32,
+        reach: Reach,
     ) -> Result<(), KernelError> {
         if self.multi.is_none() {
             for point in points {
-                self.attach_single(name, point, pid)?;
+                self.attach_single(name, point, reach)?;
             }
             return Ok(());
         }
@@ -92,11 +101,11 @@ impl Tracer {
         for (path, points) in files {
             let sites: Vec<(u64, u64)> = points.iter().map(|point| (point.offset, point.cookie)).collect();
             let program = self.multi_program(name)?;
-            let link = multi::attach(program.as_fd(), path, &sites, place, Some(pid)).map_err(|source| {
+            let link = multi::attach(program.as_fd(), path, &sites, place, reach.pid).map_err(|source| {
                 let names: Vec<&str> = points.iter().map(|point| point.name.as_str()).collect();
                 KernelError::AttachMulti { what: names.join(", "), source }
             })?;
-            self.links.push(AttachedLink::Multi(link));
+            self.links.push((reach.image, AttachedLink::Multi(link)));
         }
         Ok(())
     }
@@ -111,11 +120,11 @@ impl Tracer {
         path: PathBuf,
         offset: u64,
         state: Option<u64>,
-        pid: NonZeroU32,
+        reach: Reach,
     ) -> Result<AttachPoint, KernelError> {
         let cookie = state.unwrap_or(0);
         let point = AttachPoint { role: Role::Free, path, offset, cookie, name: "the dynamic loader's hook".into() };
-        self.attach_program(program::LOADER_CHANGED, iter::once(&point), Place::Entry, pid)?;
+        self.attach_program(program::LOADER_CHANGED, iter::once(&point), Place::Entry, reach)?;
         Ok(point)
     }
 
@@ -142,17 +151,18 @@ impl Tracer {
         Ok(Some(Sweep { program, files, pid }))
     }
 
-    fn attach_single(&mut self, name: &'static str, point: &AttachPoint, pid: NonZeroU32) -> Result<(), KernelError> {
+    fn attach_single(&mut self, name: &'static str, point: &AttachPoint, reach: Reach) -> Result<(), KernelError> {
         let location = UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(point.offset),
             cookie: Some(point.cookie),
         };
+        let scope = reach.pid.map_or(UProbeScope::AllProcesses, UProbeScope::OneProcess);
         let program = self.uprobe(name)?;
         let link = program
-            .attach(location, &point.path, UProbeScope::OneProcess(pid))
+            .attach(location, &point.path, scope)
             .and_then(|id| program.take_link(id))
             .map_err(|source| KernelError::Attach { what: point.name.clone(), source })?;
-        self.links.push(AttachedLink::Uprobe(link));
+        self.links.push((reach.image, AttachedLink::Uprobe(link)));
         Ok(())
     }
 }
