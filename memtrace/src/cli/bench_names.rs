@@ -13,7 +13,7 @@ use object::{Object as _, ObjectSegment as _};
 
 use super::progress::Progress;
 use crate::{
-    profile::{Amount, Events, Function, Leaf, Mapping, NameSources, NamedStack, Process, Profile, Stack, TraceEnd},
+    profile::{Amount, Events, Function, Leaf, Mapping, NamedStack, Process, Profile, Stack, TraceEnd},
     symbol,
 };
 
@@ -85,6 +85,8 @@ fn addresses(args: &Args) -> anyhow::Result<Vec<u64>> {
 fn profile(args: &Args, addresses: Vec<u64>) -> Profile {
     let one = Amount { bytes: 1, count: 1 };
     let stack = |frames: &[u64]| Stack {
+        process: 0,
+        thread: None,
         leaf: Leaf::Function(0),
         resident: None,
         touch: None,
@@ -96,28 +98,28 @@ fn profile(args: &Args, addresses: Vec<u64>) -> Profile {
         oldest: None,
         growth: Vec::new(),
     };
+    let mapping = Mapping {
+        start: 0,
+        end: u64::MAX,
+        offset: 0,
+        name: args.file.display().to_string(),
+        open: Some(args.file.clone()),
+    };
+    let process = Process { mappings: vec![mapping], ..Process::new(std::process::id(), "bench-names") };
     Profile {
         subject: Default::default(),
         unwinding: Default::default(),
         memory: None,
-        children: None,
-        process: Process { pid: std::process::id(), comm: "bench-names".into() },
+        by: Default::default(),
+        threads: Vec::new(),
+        processes: vec![process],
         duration: Duration::from_secs(1),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
         functions: vec![Function { name: "malloc".into(), module: String::new() }],
         stacks: addresses.chunks(DEPTH).map(stack).collect(),
-        mappings: vec![Mapping {
-            start: 0,
-            end: u64::MAX,
-            offset: 0,
-            name: args.file.display().to_string(),
-            open: Some(args.file.clone()),
-        }],
-        names: NameSources::default(),
         events: Events::default(),
         losses: Vec::new(),
-        rss: None,
     }
 }
 

@@ -7,6 +7,7 @@ use memtrace_common::settings::Unwind;
 use crate::{
     kernel::budget::{MAX_MIB, MIN_MIB},
     output::Format,
+    profile::By,
     target::pages::PageKind,
     view::Unit,
 };
@@ -30,6 +31,14 @@ pub fn unit(text: &str) -> Result<Unit, String> {
         .into_iter()
         .find(|unit| unit.name() == text)
         .ok_or_else(|| format!("must be {}", Unit::ALL.map(Unit::name).join(" or ")))
+}
+
+/// `thread`, `process` or `cgroup`.
+pub fn by(text: &str) -> Result<By, String> {
+    By::ALL
+        .into_iter()
+        .find(|by| *by != By::None && by.name() == text)
+        .ok_or_else(|| "must be thread, process or cgroup".to_owned())
 }
 
 /// `anon`, `file` or `shmem`.
@@ -75,6 +84,17 @@ mod tests {
         assert_eq!(seconds("1.5").unwrap(), Duration::from_millis(1500));
         for text in ["0", "-1", "nan", "inf", "1e9", "", "5s"] {
             assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn splits_have_names() {
+        assert_eq!(
+            ["thread", "process", "cgroup"].map(|text| by(text).unwrap()),
+            [By::Thread, By::Process, By::Cgroup]
+        );
+        for text in ["none", "", "Thread", "pid"] {
+            assert!(by(text).is_err(), "{text}");
         }
     }
 

@@ -111,10 +111,17 @@ impl PageGrowth {
 }
 
 impl StackPages {
+    /// Both sums.
+    #[must_use]
+    pub fn plus(mut self, other: Self) -> Self {
+        self.merge(&other);
+        self
+    }
+
     fn merge(&mut self, other: &Self) {
         self.pages = self.pages + other.pages;
         for (sum, count) in self.by_source.iter_mut().zip(other.by_source) {
-            *sum += count;
+            *sum = sum.saturating_add(count);
         }
     }
 

@@ -37,6 +37,13 @@ pub struct BlockBytes {
 }
 
 impl BlockBytes {
+    /// All three sums.
+    #[must_use]
+    pub fn plus(mut self, other: Self) -> Self {
+        self.add(other);
+        self
+    }
+
     fn add(&mut self, other: Self) {
         self.requested = self.requested.saturating_add(other.requested);
         self.resident = self.resident.saturating_add(other.resident);

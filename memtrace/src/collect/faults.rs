@@ -77,6 +77,8 @@ fn stack(leaf: Leaf, frames: Vec<u64>, end: StackEnd, faults: u64, pages: Pages)
     let resident = resident(pages);
     let amount = |count: u64| Amount { bytes: count.saturating_mul(PAGE), count };
     Stack {
+        process: 0,
+        thread: None,
         leaf,
         frames,
         end,
@@ -151,6 +153,8 @@ fn change(leaf: Leaf, frames: Vec<u64>, end: StackEnd, member: u32, totals: Tota
     let mut pages = Pages::default();
     pages.add(kind_of(member), net / PAGE);
     Stack {
+        process: 0,
+        thread: None,
         leaf,
         frames,
         end,
@@ -183,6 +187,8 @@ pub fn pair(
             let toucher = touched.and_then(|touched| records.get(&touched));
             let amount = Amount { bytes, count: bytes.div_ceil(PAGE) };
             Stack {
+                process: 0,
+                thread: None,
                 leaf: record.and_then(|record| function_of(record.site)).map_or(Leaf::Unknown, Leaf::Function),
                 frames: record.map(stacks::frames).unwrap_or_default(),
                 end: end(record),

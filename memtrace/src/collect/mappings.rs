@@ -57,6 +57,8 @@ pub fn assemble(
             let record = records.get(&number).filter(|_| number != OVERFLOW_TRACEPOINT_STACK);
             let function = record.and_then(|record| function_of(record.site));
             Stack {
+                process: 0,
+                thread: None,
                 leaf: function.map_or(Leaf::Unknown, Leaf::Function),
                 frames: record.map(stacks::frames).unwrap_or_default(),
                 end: record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete),

@@ -96,6 +96,17 @@ pub struct Audit {
     pub unowned: u64,
 }
 
+impl Audit {
+    /// Both sums.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            not_mapped: self.not_mapped.saturating_add(other.not_mapped),
+            unowned: self.unowned.saturating_add(other.unowned),
+        }
+    }
+}
+
 /// Ranges mapped during the trace, each with the call that made it. What was mapped before belongs to nobody.
 ///
 /// Addresses are cut down to pages, lengths rounded up, as the kernel does. The removals of a call have to be applied at its

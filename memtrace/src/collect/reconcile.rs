@@ -54,9 +54,11 @@ pub struct RssByKind {
     pub scanned: Pages,
 }
 
-/// Where the change of RSS went.
+/// Where the change of RSS went, of one process or in the sum over several.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reconciliation {
+    /// Over how many processes this is the sum: those that could be looked at.
+    pub processes: u32,
     /// RSS before.
     pub before: RssByKind,
     /// RSS after.
@@ -79,6 +81,43 @@ impl Reconciliation {
     pub fn unexplained_share(&self) -> Option<f64> {
         let change = self.change();
         (change != 0).then(|| self.unexplained.unsigned_abs() as f64 / change.unsigned_abs() as f64)
+    }
+}
+
+impl Reconciliation {
+    /// The sum of both, line by line. It adds up as both do: the changes of the lines and what is unexplained are the change of
+    /// the sum of RSS.
+    #[must_use]
+    pub fn plus(mut self, other: Self) -> Self {
+        for line in &other.lines {
+            match self.lines.iter_mut().find(|own| own.part == line.part) {
+                Some(own) => {
+                    own.change = own.change.saturating_add(line.change);
+                    own.resident = own.resident.saturating_add(line.resident);
+                }
+                None => self.lines.push(*line),
+            }
+        }
+        self.lines.sort_by_key(|line| line.part);
+        Self {
+            processes: self.processes.saturating_add(other.processes),
+            before: self.before.plus(other.before),
+            after: self.after.plus(other.after),
+            heap: match (self.heap, other.heap) {
+                (Some(one), Some(other)) => Some(one.plus(other)),
+                (one, other) => one.or(other),
+            },
+            lines: self.lines,
+            unexplained: self.unexplained.saturating_add(other.unexplained),
+        }
+    }
+}
+
+impl RssByKind {
+    /// Both sums.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { total: self.total.saturating_add(other.total), scanned: self.scanned + other.scanned }
     }
 }
 
@@ -131,6 +170,7 @@ pub fn reconcile(
     let (rss_before, rss_after) = (rss(before), rss(after));
     let explained: i64 = lines.0.iter().map(|line| line.change).sum();
     Reconciliation {
+        processes: 1,
         before: rss_before,
         after: rss_after,
         heap: blocks.map(|blocks| residency(blocks, &before.scan.ranges, &after.scan.ranges).total),

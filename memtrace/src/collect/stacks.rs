@@ -113,6 +113,8 @@ pub fn assemble(
             continue;
         }
         let stack = Stack {
+            process: 0,
+            thread: None,
             leaf: function.map_or(Leaf::Unknown, Leaf::Function),
             frames: record.map(frames).unwrap_or_default(),
             end: record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete),

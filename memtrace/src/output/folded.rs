@@ -24,10 +24,9 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
 
 /// Call path and value of every line, in order.
 pub fn lines(profile: &NamedProfile, options: &ViewOptions) -> BTreeMap<String, u64> {
-    let comm = comm(&profile.process.comm);
     let mut lines = BTreeMap::new();
     for (stack, value) in view::flame(profile, options.which, options.unit) {
-        let sum: &mut u64 = lines.entry(path(&comm, stack)).or_default();
+        let sum: &mut u64 = lines.entry(path(&comm(&stack.comm), stack)).or_default();
         *sum = sum.saturating_add(value);
     }
     lines

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::{
-    profile::{Child, ChildState, Subject, TraceEnd, Unwinding},
+    profile::{Subject, TraceEnd, Unwinding},
     view::{self, Coverage, Share, Which},
 };
 
@@ -37,9 +37,6 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
         let label = if position == 0 { "probed" } else { "" };
         let line = format!("{}: {}", escape::text(&module.module), functions.join(" "));
         lines.push((label, line));
-    }
-    if let Some(children) = &coverage.children {
-        lines.extend(children_lines(children));
     }
     lines.push(("seen", seen(coverage)));
     lines.push(("totals", totals(coverage)));
@@ -85,36 +82,11 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
 fn target(coverage: &Coverage) -> String {
     format!(
         "{} (pid {}), traced {}, {}",
-        escape::text(&coverage.process.comm),
-        coverage.process.pid,
+        escape::text(&coverage.processes[0].comm),
+        coverage.processes[0].pid,
         units::duration(coverage.duration),
         end(coverage.end)
     )
-}
-
-/// Most children that get a line of their own.
-const MOST_CHILDREN: usize = 8;
-
-fn children_lines(children: &[Child]) -> Vec<(&'static str, String)> {
-    let count = |state: ChildState| children.iter().filter(|child| child.state == state).count();
-    let mut lines = vec![(
-        "children",
-        format!(
-            "{} followed: {} running at the end, {} ended, {} left when they executed another program, {} missed",
-            children.len(),
-            count(ChildState::Running),
-            count(ChildState::Ended),
-            count(ChildState::Executed),
-            count(ChildState::Missed),
-        ),
-    )];
-    let running = children.iter().filter_map(|child| Some((child.pid, child.rss?)));
-    for (pid, (before, after)) in running.take(MOST_CHILDREN) {
-        let change = units::signed_bytes(i128::from(after) - i128::from(before));
-        let line = format!("  pid {pid}: RSS {} → {} ({change})", units::bytes(before), units::bytes(after));
-        lines.push(("", line));
-    }
-    lines
 }
 
 fn seen(coverage: &Coverage) -> String {

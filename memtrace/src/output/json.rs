@@ -68,7 +68,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::{
-    profile::{self, ChildState, NamedProfile, Subject, TraceEnd},
+    profile::{self, NamedProfile, Subject, TraceEnd},
     view::{self, Coverage, LeakRow},
 };
 
@@ -296,8 +296,8 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
     fn from(coverage: &'a Coverage) -> Self {
         let events = &coverage.events;
         Self {
-            pid: coverage.process.pid,
-            comm: &coverage.process.comm,
+            pid: coverage.processes[0].pid,
+            comm: &coverage.processes[0].comm,
             duration_ns: nanoseconds(coverage.duration),
             end: end(coverage.end),
             older_ns: nanoseconds(coverage.older),
@@ -351,7 +351,7 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
                 .collect(),
             rss: coverage.rss.map(|rss| Rss { before: rss.before, after: rss.after, difference: rss.difference() }),
             memory: coverage.memory.as_ref().map(Into::into),
-            children: coverage.children.as_ref().map(|children| children.iter().map(Into::into).collect()),
+            children: None,
             missed_growth: coverage.missed_growth(),
         }
     }
@@ -362,19 +362,6 @@ struct ChildObject {
     pid: u32,
     state: &'static str,
     rss: Option<Rss>,
-}
-
-impl From<&profile::Child> for ChildObject {
-    fn from(child: &profile::Child) -> Self {
-        let state = match child.state {
-            ChildState::Running => "running",
-            ChildState::Ended => "ended",
-            ChildState::Executed => "executed",
-            ChildState::Missed => "missed",
-        };
-        let rss = |(before, after)| Rss { before, after, difference: i128::from(after) - i128::from(before) };
-        Self { pid: child.pid, state, rss: child.rss.map(rss) }
-    }
 }
 
 fn subject(subject: Subject) -> &'static str {

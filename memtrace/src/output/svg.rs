@@ -41,7 +41,7 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
 
 fn title(coverage: &Coverage, which: Which) -> String {
     let what = view::words(coverage.subject, which).title;
-    let process = &coverage.process;
+    let process = &coverage.processes[0];
     format!("{what}: {} (pid {})", escape::folded(&process.comm), process.pid)
 }
 

@@ -135,7 +135,7 @@ fn json_gives_names_back_unchanged() {
     let content = written(Format::Json, &profile, &options(Which::All, Unit::Bytes));
     let value: serde_json::Value = serde_json::from_str(&content).unwrap();
     assert_eq!(value["schema"], 1);
-    assert_eq!(value["coverage"]["comm"], profile.process.comm.as_str());
+    assert_eq!(value["coverage"]["comm"], &*profile.processes[0].comm);
     let mut read: Vec<Vec<String>> = serde_json::from_value(
         value["stacks"].as_array().unwrap().iter().map(|stack| stack["frames"].clone()).collect(),
     )

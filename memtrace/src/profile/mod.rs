@@ -1,8 +1,8 @@
 //! What a trace found, before names are given: stacks with their numbers, and what it takes to read them later.
 
-mod children;
 mod memory;
 mod named;
+mod process;
 mod unwinding;
 
 use std::{path::PathBuf, time::Duration};
@@ -13,9 +13,12 @@ use memtrace_common::{
     stack::StackEnd,
 };
 
-pub use children::{Child, ChildState};
 pub use memory::{FaultCounts, GrowthSummary, Memory, Resident};
-pub use named::{NameProblem, NamedProfile, NamedStack, OTHERS, SourceLine, UNATTRIBUTED, UNKNOWN_CALL_PATH};
+pub use named::{
+    Group, GroupKind, NameProblem, NamedProcess, NamedProfile, NamedStack, OTHERS, SourceLine, UNATTRIBUTED,
+    UNKNOWN_CALL_PATH,
+};
+pub use process::{By, Process, ProcessState, Thread};
 pub use unwinding::{LateCode, UnwindProblem, Unwinding};
 
 /// Bytes and blocks (or calls) together.
@@ -60,13 +63,17 @@ pub enum Subject {
     Mappings,
 }
 
-/// A finished trace of one process.
+/// A finished trace of one process or several.
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// What the trace is about.
     pub subject: Subject,
-    /// The traced process.
-    pub process: Process,
+    /// The traced processes, at least one. The first is the one that is shown first.
+    pub processes: Vec<Process>,
+    /// The threads that allocated; empty unless [`Self::by`] asks for them.
+    pub threads: Vec<Thread>,
+    /// What results are split by.
+    pub by: By,
     /// How long events were recorded.
     pub duration: Duration,
     /// How the trace ended.
@@ -77,31 +84,14 @@ pub struct Profile {
     pub functions: Vec<Function>,
     /// Every distinct call stack with at least one allocation.
     pub stacks: Vec<Stack>,
-    /// Code mappings of the process, for naming addresses.
-    pub mappings: Vec<Mapping>,
-    /// What else names are taken from.
-    pub names: NameSources,
     /// What the probes saw.
     pub events: Events,
     /// Non-zero losses.
     pub losses: Vec<(Loss, LossCount)>,
     /// What the unwind tables did not cover.
     pub unwinding: Unwinding,
-    /// Resident set at the start and at the end (the last known value if the process has exited), bytes.
-    pub rss: Option<(u64, u64)>,
-    /// What was found out about the process's memory as a whole.
+    /// What was found out about the memory as a whole: the sum over the processes whose memory was looked at.
     pub memory: Option<Memory>,
-    /// The followed children; `None` if children were not followed.
-    pub children: Option<Vec<Child>>,
-}
-
-/// Who was traced.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
-    /// Process id.
-    pub pid: u32,
-    /// Its command name (`/proc/PID/comm`). Any bytes but NUL can be in there: escape before printing.
-    pub comm: String,
 }
 
 /// How a trace ended.
@@ -129,6 +119,10 @@ pub struct Function {
 /// One distinct call stack and what it did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
+    /// Whose it is: an index in [`Profile::processes`].
+    pub process: usize,
+    /// The thread's index in [`Profile::threads`], if threads are told apart and it is known.
+    pub thread: Option<usize>,
     /// What is at the leaf end.
     pub leaf: Leaf,
     /// Return addresses, innermost (the caller of the allocator function) first. With [`Leaf::Frame`], the innermost is the
@@ -220,7 +214,7 @@ pub struct NameSources {
     pub perf_map: Option<PathBuf>,
     /// Code mappings that were seen but not kept, for there were too many.
     pub left_out: u64,
-    /// Indices of the [`Profile::mappings`], in order, at whose addresses there may have been a library that memtrace never
+    /// Indices of the [`Process::mappings`], in order, at whose addresses there may have been a library that memtrace never
     /// saw: one that was loaded and removed between two reads of the memory map.
     pub doubtful: Vec<usize>,
 }

@@ -8,7 +8,8 @@ use memtrace_common::{
 };
 
 use super::{
-    Amount, Child, Events, Function, Imbalance, Memory, Process, Resident, Subject, TraceEnd, Unwinding, check_balance,
+    Amount, By, Events, Function, Imbalance, Memory, ProcessState, Resident, Subject, Thread, TraceEnd, Unwinding,
+    check_balance,
 };
 
 /// The only frame of pages that no call path is known for.
@@ -20,13 +21,20 @@ pub const OTHERS: &str = "[by others]";
 /// The only frame of calls whose stack could not be stored.
 pub const UNKNOWN_CALL_PATH: &str = "[unknown call path]";
 
-/// A [`super::Profile`] after symbolization. Stacks that got the same names are one stack here.
+/// A [`super::Profile`] after symbolization. Stacks of one group and of processes with one command name that got the same
+/// names are one stack here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedProfile {
     /// What the trace is about.
     pub subject: Subject,
-    /// The traced process.
-    pub process: Process,
+    /// The traced processes, at least one. The first is the one that is shown first.
+    pub processes: Vec<NamedProcess>,
+    /// The threads that allocated; empty unless [`Self::by`] asks for them.
+    pub threads: Vec<Thread>,
+    /// What the stacks are split by.
+    pub by: By,
+    /// The groups that have stacks, in the order in which they were first recorded; empty without [`Self::by`].
+    pub groups: Vec<Group>,
     /// How long events were recorded.
     pub duration: Duration,
     /// How the trace ended.
@@ -43,22 +51,81 @@ pub struct NamedProfile {
     pub losses: Vec<(Loss, LossCount)>,
     /// What the unwind tables did not cover.
     pub unwinding: Unwinding,
-    /// Resident set at the start and at the end, bytes.
-    pub rss: Option<(u64, u64)>,
-    /// What was found out about the process's memory as a whole.
+    /// What was found out about the memory as a whole: the sum over the processes whose memory was looked at.
     pub memory: Option<Memory>,
-    /// The followed children; `None` if children were not followed.
-    pub children: Option<Vec<Child>>,
     /// Modules whose addresses have no names, or worse ones than they could have.
     pub problems: Vec<NameProblem>,
+}
+
+/// A traced process, without what its names came from, and what it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedProcess {
+    /// Process id.
+    pub pid: u32,
+    /// Its command name. Any bytes but NUL can be in there: escape before printing.
+    pub comm: Arc<str>,
+    /// Path of its control group; `None` if it could not be read. Escape before printing.
+    pub cgroup: Option<String>,
+    /// The process that forked it during the trace.
+    pub parent: Option<u32>,
+    /// What became of it.
+    pub state: ProcessState,
+    /// From the start of the trace to the moment from which on it was traced; zero if that was the start.
+    pub since: Duration,
+    /// How long it ran before its calls were seen, for a process that appeared during the trace.
+    pub unseen: Option<Duration>,
+    /// Resident set when it began to be traced and at the end, bytes.
+    pub rss: Option<(u64, u64)>,
+    /// Resident bytes that it had from its parent at the fork.
+    pub inherited: Option<u64>,
+    /// All its calls during the trace that returned a block.
+    pub allocated: Amount,
+    /// Its blocks that were freed during the trace.
+    pub freed: Amount,
+    /// Its blocks still unfreed at the end and at least [`NamedProfile::older`] old.
+    pub unfreed: Amount,
+}
+
+/// One part of a profile that is split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// What is in it.
+    pub kind: GroupKind,
+    /// Its name for people: `nginx (pid 7)`, `nginx (pid 7), worker (tid 9)`, `/system.slice/nginx.service`. Names in it come
+    /// from the target: escape before printing. Two groups can have the same one.
+    pub label: String,
+}
+
+/// What is in a [`Group`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum GroupKind {
+    /// One process: an index in [`NamedProfile::processes`].
+    Process(usize),
+    /// One thread.
+    Thread {
+        /// Its process's index in [`NamedProfile::processes`].
+        process: usize,
+        /// Its index in [`NamedProfile::threads`]; `None`: threads of the process that are not known.
+        thread: Option<usize>,
+    },
+    /// The processes of one control group; `None`: those whose control group is not known.
+    Cgroup(Option<String>),
 }
 
 /// One call path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedStack {
-    /// Root first; last the function or system call that was called, but for page faults the code that caused them. A cut stack begins with the pseudo frame `[truncated: reason]`; calls
-    /// without a stored stack have the one frame [`UNKNOWN_CALL_PATH`]. Names come from the target's files: any
-    /// characters can be in there, so escape before printing.
+    /// Command name of its processes.
+    pub comm: Arc<str>,
+    /// Index in [`NamedProfile::groups`], if the profile is split.
+    pub group: Option<usize>,
+    /// Its process, if it is of one only: an index in [`NamedProfile::processes`].
+    pub process: Option<usize>,
+    /// Its thread, if threads are told apart and it is of one only: an index in [`NamedProfile::threads`].
+    pub thread: Option<usize>,
+    /// Root first; last the function or system call that was called, but for page faults the code that caused them. A cut
+    /// stack begins with the pseudo frame `[truncated: reason]`; calls without a stored stack have the one frame
+    /// [`UNKNOWN_CALL_PATH`]. Names come from the target's files: any characters can be in there, so escape before printing.
     pub frames: Vec<Arc<str>>,
     /// Where in the source each of the frames is, parallel to them: the line of the call, for inlined functions too.
     /// Empty if lines were not asked for.
@@ -100,6 +167,16 @@ pub struct NameProblem {
 }
 
 impl NamedProfile {
+    /// Resident sets at the start and at the end, bytes, summed over the processes of which both are known, and how many those
+    /// are; `None` if they are of none.
+    pub fn rss(&self) -> Option<(u64, u64, usize)> {
+        let known = self.processes.iter().filter_map(|process| process.rss);
+        known.fold(None, |sum, (before, after)| {
+            let (all_before, all_after, count) = sum.unwrap_or_default();
+            Some((before.saturating_add(all_before), after.saturating_add(all_after), count + 1))
+        })
+    }
+
     /// Checks for every call path what [`super::Profile::check`] checks for every stack.
     ///
     /// # Errors

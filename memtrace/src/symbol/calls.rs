@@ -10,20 +10,20 @@ use std::{
     path::PathBuf,
 };
 
-use crate::profile::Profile;
+use crate::profile::{Mapping, Stack};
 
 use super::place::{Place, Places};
 
 /// Takes away places that an address can't be of. An address keeps all of them if none fits, and where it may be no return
 /// address but that of an instruction that a signal interrupted.
-pub fn settle(profile: &Profile, places: &mut Places) {
+pub fn settle(mappings: &[Mapping], stacks: &[&Stack], places: &mut Places) {
     let unclear: HashSet<u64> = places.ambiguous().collect();
     if unclear.is_empty() {
         return;
     }
-    let mut code = Code { profile, files: HashMap::new() };
+    let mut code = Code { mappings, files: HashMap::new() };
     let mut interrupted: HashSet<u64> = HashSet::new();
-    for stack in &profile.stacks {
+    for stack in stacks {
         for pair in stack.frames.windows(2) {
             let [inner, outer] = pair else { continue };
             // A signal handler returns to code that no one called; what is outside that was interrupted.
@@ -38,14 +38,14 @@ pub fn settle(profile: &Profile, places: &mut Places) {
 }
 
 struct Code<'a> {
-    profile: &'a Profile,
+    mappings: &'a [Mapping],
     files: HashMap<&'a PathBuf, Option<File>>,
 }
 
 impl Code<'_> {
     /// Whether the instruction before a return address can be a call. True where there is no file to look into.
     fn follows_call(&mut self, place: Place) -> bool {
-        let Some(path) = &self.profile.mappings[place.mapping].open else { return true };
+        let Some(path) = &self.mappings[place.mapping].open else { return true };
         let file = self.files.entry(path).or_insert_with(|| File::open(path).ok());
         let mut before = [0; 8];
         // The place is that of the last byte before the return address.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use memtrace_common::stack::StackEnd;
 
-use crate::profile::{Leaf, OTHERS, Profile, Stack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
+use crate::profile::{Function, Leaf, OTHERS, Process, Stack, UNATTRIBUTED, UNKNOWN_CALL_PATH};
 
 use super::{
     Names,
@@ -29,7 +29,7 @@ impl Frame {
     }
 }
 
-/// What a lookup found at one place.
+/// What a lookup found in one place of a file.
 #[derive(Clone, Default)]
 pub struct Located {
     /// The functions there, each inlined into the one before it; empty if unknown.
@@ -62,11 +62,13 @@ fn starts_a_thread(function: &str) -> bool {
     EXACT.contains(&function) || function.starts_with("__libc_start_main") || function.starts_with("__clone")
 }
 
-/// What is known of the addresses of a profile.
+/// What is known of the addresses of a process.
 pub struct Known<'a> {
-    pub profile: &'a Profile,
+    pub functions: &'a [Function],
+    pub process: &'a Process,
     pub places: &'a Places,
-    /// Parallel to the places.
+    /// Parallel to the places: which of [`Self::located`] is there.
+    pub code: &'a [usize],
     pub located: &'a [Located],
 }
 
@@ -112,7 +114,7 @@ fn name_frames(known: &Known<'_>, stack: &Stack, names: &mut Names) -> NamedPath
         }
     }
     if let Leaf::Function(function) = stack.leaf {
-        path.push(Frame::named(match known.profile.functions.get(function) {
+        path.push(Frame::named(match known.functions.get(function) {
             Some(function) => names.id(&function.name),
             None => names.id("[unknown allocator function]"),
         }));
@@ -145,14 +147,14 @@ impl Known<'_> {
         if self.is_doubtful(address) {
             return None;
         }
-        let mut found = self.places.find(address).map(|position| self.located[position].frames.as_slice());
+        let mut found = self.places.find(address).map(|position| self.located[self.code[position]].frames.as_slice());
         let first = found.next().filter(|frames| !frames.is_empty())?;
         found.all(|other| other == first).then_some(first)
     }
 
     /// Whether a library that memtrace never saw may have been at an address.
     fn is_doubtful(&self, address: u64) -> bool {
-        let doubtful = &self.profile.names.doubtful;
+        let doubtful = &self.process.names.doubtful;
         self.places.find(address).any(|position| doubtful.binary_search(&self.places.get(position).mapping).is_ok())
     }
 
@@ -184,7 +186,7 @@ impl Known<'_> {
     }
 
     fn module(&self, position: usize) -> Cow<'_, str> {
-        place::module_name(&self.profile.mappings[self.places.get(position).mapping])
+        place::module_name(&self.process.mappings[self.places.get(position).mapping])
     }
 
     /// What stands for a function without a name: where it is, or where it may be.

@@ -1,13 +1,14 @@
-//! Which mapping every address of a profile lies in.
+//! Which mapping every address of a process lies in.
 
 use std::{borrow::Cow, ops::Range};
 
-use crate::profile::{Leaf, Mapping, Profile};
+use crate::profile::{Leaf, Mapping, Stack};
 
 /// Most places of one address that are told apart.
 const MAX_PLACES: usize = 8;
 
-/// Every distinct return address of a profile, in order, with its places.
+/// Every distinct return address of a process, in order, with its places.
+#[derive(Default)]
 pub struct Places {
     addresses: Vec<u64>,
     /// The places of all addresses, one address after the other.
@@ -19,7 +20,7 @@ pub struct Places {
 /// A place of one return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Index in [`Profile::mappings`].
+    /// Index in [`crate::profile::Process::mappings`].
     pub mapping: usize,
     /// File offset of the address to look up.
     pub offset: u64,
@@ -32,29 +33,28 @@ pub fn lookup(return_address: u64) -> u64 {
 }
 
 impl Places {
-    /// Finds the places of every address. There are several where one mapping took the place of another during the trace:
+    /// Finds the places of every address of a process with these mappings and stacks. There are several where one mapping took the place of another during the trace:
     /// a recorded stack does not tell when it was recorded. The same place of the same file counts once.
-    pub fn of(profile: &Profile) -> Self {
-        let mut addresses: Vec<u64> = profile
-            .stacks
+    pub fn of(mappings: &[Mapping], stacks: &[&Stack]) -> Self {
+        let mut addresses: Vec<u64> = stacks
             .iter()
             .filter(|stack| !matches!(stack.leaf, Leaf::Unknown | Leaf::Unattributed | Leaf::Others))
             .flat_map(|stack| &stack.frames)
-            .chain(profile.stacks.iter().filter_map(|stack| stack.touch.as_ref()).flat_map(|touch| &touch.frames))
+            .chain(stacks.iter().filter_map(|stack| stack.touch.as_ref()).flat_map(|touch| &touch.frames))
             .copied()
             .collect();
         addresses.sort_unstable();
         addresses.dedup();
         let mut found: Vec<(usize, Place)> = Vec::with_capacity(addresses.len());
         let mut last: Vec<Option<usize>> = vec![None; addresses.len()];
-        for (index, mapping) in profile.mappings.iter().enumerate() {
+        for (index, mapping) in mappings.iter().enumerate() {
             let first = addresses.partition_point(|address| lookup(*address) < mapping.start);
             let end = addresses.partition_point(|address| lookup(*address) < mapping.end);
             for position in first..end.max(first) {
                 let distance = lookup(addresses[position]).saturating_sub(mapping.start);
                 let place = Place { mapping: index, offset: mapping.offset.saturating_add(distance) };
                 match last[position].map(|entry| &mut found[entry].1) {
-                    Some(before) if same(profile, *before, place) => *before = place,
+                    Some(before) if same(mappings, *before, place) => *before = place,
                     _ => {
                         last[position] = Some(found.len());
                         found.push((position, place));
@@ -63,10 +63,10 @@ impl Places {
             }
         }
         found.sort_by_key(|(position, _)| *position);
-        Self::arranged(profile, addresses, found)
+        Self::arranged(mappings, addresses, found)
     }
 
-    fn arranged(profile: &Profile, addresses: Vec<u64>, found: Vec<(usize, Place)>) -> Self {
+    fn arranged(mappings: &[Mapping], addresses: Vec<u64>, found: Vec<(usize, Place)>) -> Self {
         let mut places: Vec<Place> = Vec::with_capacity(found.len());
         let mut starts = Vec::with_capacity(addresses.len() + 1);
         let mut rest = found.into_iter().peekable();
@@ -75,7 +75,7 @@ impl Places {
             starts.push(start);
             while let Some((_, place)) = rest.next_if(|(at, _)| *at == position) {
                 if places.len() < start + MAX_PLACES
-                    && !places[start..].iter().any(|known| same(profile, *known, place))
+                    && !places[start..].iter().any(|known| same(mappings, *known, place))
                 {
                     places.push(place);
                 }
@@ -136,8 +136,8 @@ impl Places {
 }
 
 /// Whether two places are the same code: one byte of one file, or memory of one kind without a file.
-fn same(profile: &Profile, a: Place, b: Place) -> bool {
-    let (first, second) = (&profile.mappings[a.mapping], &profile.mappings[b.mapping]);
+fn same(mappings: &[Mapping], a: Place, b: Place) -> bool {
+    let (first, second) = (&mappings[a.mapping], &mappings[b.mapping]);
     match (&first.open, &second.open) {
         (Some(one), Some(other)) => one == other && a.offset == b.offset,
         // One of the kinds is a file that could not be opened: what it is, its name says.

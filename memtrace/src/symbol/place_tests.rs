@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{io::Write as _, os::fd::AsRawFd as _};
+use std::{
+    io::Write as _,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+};
 
 use memtrace_common::stack::StackEnd;
 
@@ -12,8 +16,8 @@ use super::{
 };
 use crate::{
     collect::modules::Modules,
-    profile::NameSources,
-    target::{Process, rooted::Root},
+    profile::{Mapping, NameProblem, NameSources},
+    target::{self, rooted::Root},
 };
 
 fn at(start: u64, name: &str, open: Option<&str>) -> Mapping {
@@ -82,10 +86,11 @@ fn code_tells_files_apart() {
 fn a_library_that_was_not_seen_may_have_been_anywhere_else() {
     let own = outer_address();
     let mut profile = profile(vec![stack(&[own], StackEnd::BrokenChain)], mappings());
-    let at = profile.mappings.iter().position(|mapping| (mapping.start..mapping.end).contains(&own)).unwrap();
-    profile.names.doubtful = (0..at).chain(at + 1..at + 2).collect();
+    let at =
+        profile.processes[0].mappings.iter().position(|mapping| (mapping.start..mapping.end).contains(&own)).unwrap();
+    profile.processes[0].names.doubtful = (0..at).chain(at + 1..at + 2).collect();
     assert_eq!(frames(&named(&profile).stacks[0])[1], "memtrace::symbol::tests::outer");
-    profile.names.doubtful.insert(at, at);
+    profile.processes[0].names.doubtful.insert(at, at);
     let named = named(&profile);
     let frames = frames(&named.stacks[0]);
     assert!(
@@ -128,7 +133,7 @@ fn files_that_agree_are_not_ambiguous() {
     let own = outer_address();
     let mapping = both.iter().find(|mapping| (mapping.start..mapping.end).contains(&own)).unwrap().clone();
     both.push(Mapping { open: Some(copy), ..mapping });
-    assert_eq!(Places::of(&profile(vec![stack(&[own], StackEnd::Complete)], both.clone())).len(), 2);
+    assert_eq!(Places::of(&both, &[&stack(&[own], StackEnd::Complete)]).len(), 2);
     assert_eq!(frame(both, own).0, "memtrace::symbol::tests::outer");
 }
 
@@ -152,7 +157,7 @@ fn generated_code_is_named_by_its_map() {
     ];
     let stacks = vec![stack(&[0x20100, 0x20101, 0x31000, 0x31090, 0x40010, 0x50000], StackEnd::Complete)];
     let mut profile = profile(stacks, mappings);
-    profile.names = NameSources { perf_map: Some(path), ..NameSources::default() };
+    profile.processes[0].names = NameSources { perf_map: Some(path), ..NameSources::default() };
     let named = named(&profile);
     let evil = "<&\u{1b}[31m;evil";
     let expected = [
@@ -172,7 +177,7 @@ fn generated_code_is_named_by_its_map() {
 #[test]
 fn mappings_that_were_not_kept_are_said() {
     let mut profile = profile(Vec::new(), Vec::new());
-    profile.names.left_out = 3;
+    profile.processes[0].names.left_out = 3;
     let problems = named(&profile).problems;
     assert_eq!(problems.len(), 1);
     assert!(problems[0].problem.starts_with("at least 3 code mappings"), "{problems:?}");
@@ -181,7 +186,7 @@ fn mappings_that_were_not_kept_are_said() {
 /// Of this very process, read the way a target's is.
 #[test]
 fn functions_of_the_vdso_have_names() {
-    let process = Process::open(std::process::id()).unwrap();
+    let process = target::Process::open(std::process::id()).unwrap();
     let mut modules = Modules::default();
     modules.refresh(&process).unwrap();
     let vdso = modules.mappings().iter().find(|mapping| mapping.name == "[vdso]").unwrap();

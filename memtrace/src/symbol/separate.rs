@@ -8,6 +8,7 @@ use std::{
     ffi::OsStr,
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
 use super::{
@@ -22,7 +23,7 @@ const DEBUG_DIRECTORY: &str = "usr/lib/debug";
 /// Where debug files are looked for.
 pub struct Places {
     roots: Vec<Root>,
-    server: Option<Debuginfod>,
+    server: Option<Rc<Debuginfod>>,
 }
 
 /// The files that a module's debug information is in, beside the module.
@@ -38,7 +39,7 @@ pub struct Separate {
 
 impl Places {
     /// Below `target`, if there is such a root directory, then below memtrace's own, then at servers.
-    pub fn new(target: Option<&Path>, server: Option<Debuginfod>) -> Self {
+    pub fn new(target: Option<&Path>, server: Option<Rc<Debuginfod>>) -> Self {
         let roots = target.into_iter().chain([Path::new("/")]).filter_map(|path| Root::at(path).ok()).collect();
         Self { roots, server }
     }

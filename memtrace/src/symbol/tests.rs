@@ -7,9 +7,7 @@ use std::{hint::black_box, path::PathBuf, time::Duration};
 use memtrace_common::stack::StackEnd;
 
 use super::*;
-use crate::profile::{
-    Amount, Events, Function, Leaf, NameSources, Process, Stack, TraceEnd, UNKNOWN_CALL_PATH, Unwinding,
-};
+use crate::profile::{Amount, Events, Function, Leaf, Mapping, NamedStack, TraceEnd, UNKNOWN_CALL_PATH, Unwinding};
 
 #[inline(never)]
 fn outer(value: u64) -> u64 {
@@ -62,6 +60,8 @@ pub fn mappings() -> Vec<Mapping> {
 
 pub fn stack(frames: &[u64], end: StackEnd) -> Stack {
     Stack {
+        process: 0,
+        thread: None,
         leaf: Leaf::Function(0),
         resident: None,
         touch: None,
@@ -79,8 +79,9 @@ pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
     Profile {
         subject: Default::default(),
         memory: None,
-        children: None,
-        process: Process { pid: 1, comm: "test".into() },
+        by: Default::default(),
+        threads: Vec::new(),
+        processes: vec![Process { mappings, ..Process::new(1, "test") }],
         duration: Duration::from_secs(10),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
@@ -89,12 +90,9 @@ pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
             Function { name: "calloc".into(), module: "libc.so.6".into() },
         ],
         stacks,
-        mappings,
-        names: NameSources::default(),
         events: Events::default(),
         losses: Vec::new(),
         unwinding: Unwinding::default(),
-        rss: None,
     }
 }
 

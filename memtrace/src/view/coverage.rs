@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use memtrace_common::stack::StackEnd;
 
 use crate::profile::{
-    Amount, Child, Events, Function, Memory, NameProblem, NamedProfile, NamedStack, Process, Subject, TraceEnd,
-    UNKNOWN_CALL_PATH, Unwinding,
+    Amount, Events, Function, Memory, NameProblem, NamedProcess, NamedProfile, NamedStack, ProcessState, Subject,
+    TraceEnd, UNKNOWN_CALL_PATH, Unwinding,
 };
 
 /// RSS growth from which a trace without a single event is suspicious, bytes. A process that allocates nothing still
@@ -18,8 +18,8 @@ const SUSPICIOUS_GROWTH: u64 = 1 << 20;
 pub struct Coverage {
     /// What the trace is about.
     pub subject: Subject,
-    /// The traced process.
-    pub process: Process,
+    /// The traced processes, at least one, and those that could not be traced.
+    pub processes: Vec<NamedProcess>,
     /// How long events were recorded.
     pub duration: Duration,
     /// How the trace ended.
@@ -34,7 +34,7 @@ pub struct Coverage {
     pub events: Events,
     /// Every non-zero loss.
     pub losses: Vec<LossLine>,
-    /// Whether blocks are missing from the totals, so that every total is a lower bound.
+    /// Whether blocks are missing from the totals, or processes, so that every total is a lower bound.
     pub lower_bound: bool,
     /// Number of distinct recorded stacks.
     pub stacks: u64,
@@ -52,12 +52,10 @@ pub struct Coverage {
     pub unwinding: Unwinding,
     /// Modules with names missing.
     pub problems: Vec<NameProblem>,
-    /// Resident set size, if it could be read.
+    /// Resident set size, if it could be read: the sum over the processes of which it could.
     pub rss: Option<Rss>,
-    /// The process's memory as a whole.
+    /// The processes' memory as a whole.
     pub memory: Option<Memory>,
-    /// The followed children; `None` if children were not followed.
-    pub children: Option<Vec<Child>>,
 }
 
 /// Functions probed in one module.
@@ -119,6 +117,8 @@ pub struct Rss {
     pub before: u64,
     /// When it ended.
     pub after: u64,
+    /// Over how many processes this is the sum.
+    pub processes: usize,
 }
 
 impl Rss {
@@ -129,6 +129,11 @@ impl Rss {
 }
 
 impl Coverage {
+    /// The processes that could not be traced.
+    pub fn missed(&self) -> impl Iterator<Item = &NamedProcess> {
+        self.processes.iter().filter(|process| is_missed(process))
+    }
+
     /// RSS growth in bytes, if memory grew while no probed function was called: the target's memory comes from
     /// somewhere else, and an empty result would mislead.
     pub fn missed_growth(&self) -> Option<u64> {
@@ -159,14 +164,14 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         .collect();
     Coverage {
         subject: profile.subject,
-        process: profile.process.clone(),
+        processes: profile.processes.clone(),
         duration: profile.duration,
         end: profile.end,
         older: profile.older,
         younger: live.minus(unfreed).unwrap_or_default(),
         probed: probed(&profile.functions),
         events: profile.events,
-        lower_bound: losses.iter().any(|loss| loss.lowers_totals),
+        lower_bound: losses.iter().any(|loss| loss.lowers_totals) || profile.processes.iter().any(is_missed),
         losses,
         stacks: profile.stacks.iter().fold(0, |sum, stack| sum.saturating_add(stack.recorded)),
         allocated: sum(|stack| stack.allocated),
@@ -176,10 +181,13 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         truncated: truncated(&profile.stacks),
         unwinding: profile.unwinding.clone(),
         problems: profile.problems.clone(),
-        rss: profile.rss.map(|(before, after)| Rss { before, after }),
+        rss: profile.rss().map(|(before, after, processes)| Rss { before, after, processes }),
         memory: profile.memory.clone(),
-        children: profile.children.clone(),
     }
+}
+
+fn is_missed(process: &NamedProcess) -> bool {
+    matches!(process.state, ProcessState::Missed { .. })
 }
 
 fn probed(functions: &[Function]) -> Vec<ProbedModule> {

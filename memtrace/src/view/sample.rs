@@ -8,8 +8,8 @@ use memtrace_common::{
 };
 
 use crate::profile::{
-    Amount, Events, Function, LateCode, NameProblem, NamedProfile, NamedStack, Process, SourceLine, Subject, TraceEnd,
-    UNKNOWN_CALL_PATH, UnwindProblem, Unwinding,
+    Amount, By, Events, Function, LateCode, NameProblem, NamedProcess, NamedProfile, NamedStack, ProcessState,
+    SourceLine, Subject, TraceEnd, UNKNOWN_CALL_PATH, UnwindProblem, Unwinding,
 };
 
 pub fn amount(bytes: u64, count: u64) -> Amount {
@@ -20,9 +20,31 @@ pub fn function(name: &str, module: &str) -> Function {
     Function { name: name.into(), module: module.into() }
 }
 
+/// A process that did nothing.
+pub fn process(pid: u32, comm: &str) -> NamedProcess {
+    NamedProcess {
+        pid,
+        comm: comm.into(),
+        cgroup: None,
+        parent: None,
+        state: ProcessState::Running,
+        since: Duration::ZERO,
+        unseen: None,
+        rss: None,
+        inherited: None,
+        allocated: amount(0, 0),
+        freed: amount(0, 0),
+        unfreed: amount(0, 0),
+    }
+}
+
 /// A call path that freed everything but `unfreed`.
 pub fn stack(frames: &[&str], allocated: Amount, unfreed: Amount) -> NamedStack {
     NamedStack {
+        comm: "server".into(),
+        group: None,
+        process: Some(0),
+        thread: None,
         frames: frames.iter().map(|frame| Arc::from(*frame)).collect(),
         lines: Vec::new(),
         truncated: None,
@@ -49,7 +71,13 @@ pub fn plain() -> NamedProfile {
     let megabyte = 1 << 20;
     NamedProfile {
         subject: Subject::Heap,
-        process: Process { pid: 4242, comm: "server".into() },
+        processes: vec![NamedProcess {
+            rss: Some((412 * megabyte, 530 * megabyte + megabyte / 2)),
+            ..process(4242, "server")
+        }],
+        threads: Vec::new(),
+        by: By::None,
+        groups: Vec::new(),
         duration: Duration::from_secs(60),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
@@ -98,9 +126,7 @@ pub fn plain() -> NamedProfile {
         events: Events { allocations: 702_047, frees: 700_900, frees_unknown: 90, nested: 12, failed: 0 },
         losses: Vec::new(),
         unwinding: Unwinding::default(),
-        rss: Some((412 * megabyte, 530 * megabyte + megabyte / 2)),
         memory: None,
-        children: None,
         problems: Vec::new(),
     }
 }
@@ -108,7 +134,7 @@ pub fn plain() -> NamedProfile {
 /// Everything that can go wrong or be hostile in one profile.
 pub fn hostile() -> NamedProfile {
     let mut profile = plain();
-    profile.process.comm = "# \u{1b}[31mevil\n;fake;line 99".into();
+    profile.processes[0].comm = "# \u{1b}[31mevil\n;fake;line 99".into();
     profile.end = TraceEnd::TargetExecuted;
     profile.older = Duration::from_millis(2500);
     profile.functions.push(function("malloc\u{1b}]0;x\u{7}", "lib\ttab.so"));
@@ -129,7 +155,7 @@ pub fn hostile() -> NamedProfile {
         left_out: 3,
         late: LateCode { mappings: 4, longest: Duration::from_micros(1234), stacks: 1, allocated: amount(50, 1) },
     };
-    profile.rss = Some((10 << 20, 9 << 20));
+    profile.processes[0].rss = Some((10 << 20, 9 << 20));
     let broken = |stack| {
         with(stack, |stack| {
             stack.truncated = Some(StackEnd::BrokenChain);
@@ -153,6 +179,9 @@ pub fn hostile() -> NamedProfile {
         // Young blocks are neither freed nor counted.
         with(stack(&["main", "young", "malloc"], amount(500, 5), amount(0, 0)), |stack| stack.freed = amount(200, 2)),
     ];
+    for stack in &mut profile.stacks {
+        stack.comm = Arc::clone(&profile.processes[0].comm);
+    }
     profile
 }
 

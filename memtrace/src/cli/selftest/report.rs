@@ -286,6 +286,8 @@ mod tests {
 
     fn profile() -> Profile {
         let stack = |index: usize, times: u64| Stack {
+            process: 0,
+            thread: None,
             leaf: Leaf::Function(index),
             resident: None,
             touch: None,
@@ -300,8 +302,9 @@ mod tests {
         Profile {
             subject: Default::default(),
             memory: None,
-            children: None,
-            process: Process { pid: 1, comm: "x".into() },
+            by: Default::default(),
+            threads: Vec::new(),
+            processes: vec![Process::new(1, "x")],
             duration: Duration::from_secs(1),
             end: TraceEnd::Interrupted,
             older: Duration::ZERO,
@@ -310,12 +313,9 @@ mod tests {
                 .map(|names| Function { name: names[0].clone(), module: "libc.so.6".into() })
                 .collect(),
             stacks: vec![stack(0, 1), stack(1, 1), stack(2, 1), stack(3, 1), stack(4, 1), stack(4, 1), stack(5, 1)],
-            mappings: Vec::new(),
-            names: Default::default(),
             events: Events { failed: 2, ..Events::default() },
             losses: Vec::new(),
             unwinding: Unwinding::default(),
-            rss: None,
         }
     }
 

@@ -8,7 +8,7 @@ use super::{Session, attach_points, memory::Snapshot, monotonic_now};
 use crate::{
     collect::{attribution, inherited::Inherited, space::Space},
     kernel::KernelError,
-    profile::{self, ChildState},
+    profile::{self, ProcessState},
     target::{Process, pages::PageRange},
 };
 
@@ -40,7 +40,7 @@ impl Children {
 
     /// Whether what a process had is no more: it has ended, or executed another program.
     pub fn is_gone(&self, pid: u32) -> bool {
-        self.by_pid.get(&pid).is_some_and(|child| child.state() != ChildState::Running)
+        self.by_pid.get(&pid).is_some_and(|child| child.state() != ProcessState::Running)
     }
 
     /// Looks at what is resident at the end.
@@ -55,21 +55,29 @@ impl Children {
         self.by_pid.iter().filter_map(|(pid, child)| Some((*pid, child.before.as_ref()?, child.after.as_ref()?)))
     }
 
-    /// All of them, for the profile.
-    pub fn report(&self) -> Vec<profile::Child> {
-        let rss = |child: &Child| Some((child.inherited, child.after.as_ref()?.rollup.rss));
-        let report = |(pid, child): (&u32, &Child)| profile::Child { pid: *pid, state: child.state(), rss: rss(child) };
+    /// All of them, for the profile. `parent` is the traced process.
+    pub fn report(&self, parent: u32) -> Vec<profile::Process> {
+        let report = |(pid, child): (&u32, &Child)| profile::Process {
+            parent: Some(parent),
+            state: child.state(),
+            rss: child.before.as_ref().zip(child.after.as_ref()).map(|(a, b)| (a.rollup.rss, b.rollup.rss)),
+            inherited: child.before.as_ref().map(|_| child.inherited),
+            ..profile::Process::new(
+                *pid,
+                child.process.as_ref().map_or_else(String::new, |child| child.comm().to_owned()),
+            )
+        };
         self.by_pid.iter().map(report).collect()
     }
 }
 
 impl Child {
-    fn state(&self) -> ChildState {
+    fn state(&self) -> ProcessState {
         match &self.process {
-            _ if self.executed => ChildState::Executed,
-            None => ChildState::Missed,
-            Some(process) if process.is_alive() => ChildState::Running,
-            Some(_) => ChildState::Ended,
+            _ if self.executed => ProcessState::Executed,
+            None => ProcessState::Missed { reason: "it had ended, or could not be opened".into() },
+            Some(process) if process.is_alive() => ProcessState::Running,
+            Some(_) => ProcessState::Ended,
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::{
         stacks::{self, LiveBlocks},
     },
     profile::{
-        self, Events, FaultCounts, Function, GrowthSummary, Memory, Process as Traced, Profile, Resident, Stack,
+        self, By, Events, FaultCounts, Function, GrowthSummary, Memory, Process as Traced, Profile, Resident, Stack,
         Subject, TraceEnd,
     },
     target::{self, Discovery, pages::PageKind, process::Rss},
@@ -153,22 +153,28 @@ impl Session {
         }
         let total = |rss: Rss| rss.anonymous + rss.file + rss.shared;
         let rss = rollups.or(self.rss.map(|(before, after)| (total(before), total(after))));
+        let mut processes = vec![Traced {
+            mappings: self.modules.mappings().to_vec(),
+            names: self.modules.name_sources(),
+            rss,
+            ..Traced::new(self.process.pid(), self.process.comm())
+        }];
+        let children = self.children.as_ref();
+        processes.extend(children.map(|children| children.report(self.process.pid())).unwrap_or_default());
         let profile = Profile {
             subject: ask.subject,
-            process: Traced { pid: self.process.pid(), comm: self.process.comm().to_owned() },
+            processes,
+            threads: Vec::new(),
+            by: By::None,
             duration,
             end,
             older: ask.older,
             functions,
             stacks,
-            mappings: self.modules.mappings().to_vec(),
-            names: self.modules.name_sources(),
             events,
             losses,
             unwinding,
-            rss,
             memory,
-            children: self.children.as_ref().map(Children::report),
         };
         Ok(Finished { profile, modules: self.modules, imbalances })
     }
@@ -368,8 +374,10 @@ impl Session {
             _ => None,
         };
         Ok(Memory {
+            processes: 1,
             faults,
             growth: growth.map(|growth| GrowthSummary {
+                processes: 1,
                 new: growth.new,
                 unattributed: growth.unattributed,
                 gone: growth.gone,

@@ -1,0 +1,1 @@
+//! Tests of several processes in one profile.
