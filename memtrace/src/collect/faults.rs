@@ -12,7 +12,10 @@ use memtrace_common::{
     stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK, StackEnd, StackRecord, Totals},
 };
 
-use super::{attribution::PageGrowth, stacks};
+use super::{
+    attribution::PageGrowth,
+    stacks::{self, Owners},
+};
 use crate::{
     kernel::source::resident::MemberChange,
     profile::{Amount, Leaf, Resident, Stack, Touch},
@@ -28,14 +31,15 @@ pub fn resident(pages: Pages) -> Resident {
 /// Puts stacks together: all faults of each, and the pages that it made resident; `kind` leaves out all pages of other
 /// kinds.
 ///
-/// `records` are the stacks by number, `totals` is indexed by number, `function_of` gives the index of the function that
-/// stands for a system call. Stacks of system calls are there for the pages that the call itself made resident.
+/// `records` are the stacks by number, `totals` is indexed by number, `growths` are those of the processes with their positions,
+/// `function_of` gives the index of the function that stands for a system call. Stacks of system calls are there for the pages that the call itself made resident.
 pub fn assemble(
     records: &HashMap<u32, StackRecord>,
     totals: &[Totals],
-    growth: &PageGrowth,
+    growths: &[(usize, PageGrowth)],
     kind: Option<PageKind>,
     function_of: impl Fn(u16) -> Option<usize>,
+    owners: &Owners,
 ) -> Vec<Stack> {
     let only = |pages: Pages| match kind {
         None => pages,
@@ -53,8 +57,12 @@ pub fn assemble(
             numbers.entry(number).or_default().0 = totals.allocated_count;
         }
     }
-    for (number, sum) in &growth.by_stack {
-        numbers.entry(*number).or_default().1 = only(sum.pages);
+    for (_, growth) in growths {
+        for (number, sum) in &growth.by_stack {
+            // Several processes can have pages of calls whose stacks found no room.
+            let pages = &mut numbers.entry(*number).or_default().1;
+            *pages = *pages + only(sum.pages);
+        }
     }
     let mut stacks: Vec<Stack> = numbers
         .into_iter()
@@ -63,12 +71,17 @@ pub fn assemble(
             let leaf =
                 record.map_or(Leaf::Unknown, |record| function_of(record.site).map_or(Leaf::Frame, Leaf::Function));
             let end = record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete);
-            stack(leaf, record.map(stacks::frames).unwrap_or_default(), end, faults, pages)
+            let frames = record.map(stacks::frames).unwrap_or_default();
+            let (process, thread) = owners.of(record);
+            Stack { process, thread, ..stack(leaf, frames, end, faults, pages) }
         })
         .collect();
-    let unattributed = only(growth.unattributed);
-    if unattributed.total() > 0 {
-        stacks.push(stack(Leaf::Unattributed, Vec::new(), StackEnd::Complete, 0, unattributed));
+    for (process, growth) in growths {
+        let unattributed = only(growth.unattributed);
+        if unattributed.total() > 0 {
+            let unattributed = stack(Leaf::Unattributed, Vec::new(), StackEnd::Complete, 0, unattributed);
+            stacks.push(Stack { process: *process, ..unattributed });
+        }
     }
     stacks
 }
@@ -103,6 +116,7 @@ pub fn exact(
     totals: &[Totals],
     changes: &[MemberChange; Member::ALL.len()],
     before: Option<Pages>,
+    owners: &Owners,
 ) -> Vec<Stack> {
     let mut stacks: Vec<Stack> = Vec::new();
     for (number, totals) in (0u32..).zip(totals) {
@@ -110,7 +124,8 @@ pub fn exact(
         let Some(member) = record.and_then(|record| special::member(record.site)) else { continue };
         let end = record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete);
         let frames = record.map(stacks::frames).unwrap_or_default();
-        stacks.push(change(Leaf::Frame, frames, end, member, *totals));
+        let (process, thread) = owners.of(record);
+        stacks.push(Stack { process, thread, ..change(Leaf::Frame, frames, end, member, *totals) });
     }
     for (member, change_of) in Member::ALL.into_iter().zip(changes) {
         let others = Totals {
@@ -174,6 +189,7 @@ pub fn pair(
     records: &HashMap<u32, StackRecord>,
     pairs: HashMap<(u32, Option<u32>), u64>,
     function_of: impl Fn(u16) -> Option<usize>,
+    owners: &Owners,
 ) -> Vec<Stack> {
     let mut pairs: Vec<_> = pairs.into_iter().collect();
     pairs.sort_unstable();
@@ -186,9 +202,10 @@ pub fn pair(
             let record = records.get(&allocated).filter(|_| allocated != OVERFLOW_STACK);
             let toucher = touched.and_then(|touched| records.get(&touched));
             let amount = Amount { bytes, count: bytes.div_ceil(PAGE) };
+            let (process, thread) = owners.of(record);
             Stack {
-                process: 0,
-                thread: None,
+                process,
+                thread,
                 leaf: record.and_then(|record| function_of(record.site)).map_or(Leaf::Unknown, Leaf::Function),
                 frames: record.map(stacks::frames).unwrap_or_default(),
                 end: end(record),

@@ -10,7 +10,7 @@ use memtrace_common::stack::{OVERFLOW_TRACEPOINT_STACK, StackEnd, StackRecord};
 use super::{
     faults,
     space::{Space, resident_between},
-    stacks,
+    stacks::{self, Owners},
 };
 use crate::{
     profile::{Amount, Leaf, Resident, Stack},
@@ -36,6 +36,7 @@ pub fn assemble(
     now: u64,
     older: Duration,
     function_of: impl Fn(u16) -> Option<usize>,
+    owners: &Owners,
 ) -> Vec<Stack> {
     let mut sums: BTreeMap<u32, Sum> = BTreeMap::new();
     let mut pages = resident.unwrap_or_default();
@@ -56,9 +57,10 @@ pub fn assemble(
         .map(|(number, sum)| {
             let record = records.get(&number).filter(|_| number != OVERFLOW_TRACEPOINT_STACK);
             let function = record.and_then(|record| function_of(record.site));
+            let (process, thread) = owners.of(record);
             Stack {
-                process: 0,
-                thread: None,
+                process,
+                thread,
                 leaf: function.map_or(Leaf::Unknown, Leaf::Function),
                 frames: record.map(stacks::frames).unwrap_or_default(),
                 end: record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete),

@@ -10,6 +10,23 @@ use memtrace_common::{
 use super::growth::Growth;
 use crate::profile::{Amount, Leaf, Stack};
 
+/// Which entries of a profile the recorded numbers of processes and threads stand for.
+#[derive(Debug, Default)]
+pub struct Owners {
+    /// Positions of processes, by the numbers of their images.
+    pub processes: HashMap<u32, usize>,
+    /// Positions of threads, by the number of the image and of the thread.
+    pub threads: HashMap<(u32, u32), usize>,
+}
+
+impl Owners {
+    /// Process and thread of a stack. One whose process is not known (it has no record, for example) is the first's.
+    pub fn of(&self, record: Option<&StackRecord>) -> (usize, Option<usize>) {
+        let process = record.and_then(|record| self.processes.get(&record.process)).copied().unwrap_or(0);
+        (process, record.and_then(|record| self.threads.get(&(record.process, record.thread))).copied())
+    }
+}
+
 /// Live blocks of one stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
@@ -40,6 +57,12 @@ impl LiveBlocks {
         let live = self.by_stack.entry(block.stack).or_default();
         live.all.bytes = live.all.bytes.saturating_add(block.size);
         live.all.count += 1;
+    }
+
+    /// The same for all blocks of a stack at once, of processes that ended before.
+    pub fn add_gone_sum(&mut self, stack: u32, sum: Amount) {
+        let live = self.by_stack.entry(stack).or_default();
+        live.all = live.all.plus(sum);
     }
 
     /// Whether the block is old enough to count.
@@ -89,6 +112,7 @@ pub fn assemble(
     growth: &Growth,
     duration: Duration,
     function_of: impl Fn(u16) -> Option<usize>,
+    owners: &Owners,
 ) -> (Vec<(u32, Stack)>, Vec<Imbalance>) {
     let mut stacks = Vec::new();
     let mut imbalances = Vec::new();
@@ -112,9 +136,10 @@ pub fn assemble(
         if allocated.count == 0 {
             continue;
         }
+        let (process, thread) = owners.of(record);
         let stack = Stack {
-            process: 0,
-            thread: None,
+            process,
+            thread,
             leaf: function.map_or(Leaf::Unknown, Leaf::Function),
             frames: record.map(frames).unwrap_or_default(),
             end: record.and_then(|record| StackEnd::from_raw(record.end)).unwrap_or(StackEnd::Complete),
@@ -157,7 +182,7 @@ mod tests {
     fn record(site: u16, addresses: &[u64]) -> StackRecord {
         let mut frames = [0; MAX_FRAMES];
         frames[..addresses.len()].copy_from_slice(addresses);
-        StackRecord { tgid: 1, site, len: addresses.len() as u8, end: 1, frames }
+        StackRecord { process: 1, thread: 0, zero: 0, site, len: addresses.len() as u8, end: 1, frames }
     }
 
     fn totals(allocated: (u64, u64), freed: (u64, u64)) -> Totals {

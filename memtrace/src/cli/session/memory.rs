@@ -2,21 +2,24 @@
 //! resident before and after.
 
 use std::{
-    collections::BTreeMap,
     fs,
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
+use memtrace_common::{
+    call::CallEvent,
+    fault::{Chunk, PAGE, PageRecord},
+};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::monotonic_now;
 use crate::{
-    collect::{inherited::Inherited, reconcile::Look, space::Space},
+    collect::{attribution, inherited::Inherited, reconcile::Look, space::Space},
     kernel::{Tracer, source::call::Calls},
     target::{
         Process, TargetError, mappings,
-        pages::{self, Pages, Rollup, Scan},
+        pages::{self, PageRange, Pages, Rollup, Scan},
     },
 };
 
@@ -59,19 +62,11 @@ impl Snapshot {
     }
 }
 
-/// The memory of a target that is being traced.
-pub struct Memory {
-    calls: AsyncFd<Calls>,
-    space: Space,
-    /// Those of followed children.
-    children: BTreeMap<u32, Space>,
-    before: Option<Snapshot>,
-    last: Option<Snapshot>,
-    next: Instant,
-}
+/// The stream of system calls of all processes.
+pub struct CallStream(AsyncFd<Calls>);
 
-impl Memory {
-    /// Takes over the stream of system calls.
+impl CallStream {
+    /// Takes the stream over.
     ///
     /// # Errors
     /// It can't be waited for.
@@ -80,20 +75,57 @@ impl Memory {
         // SAFETY: the stream owns its descriptor and moves into the AsyncFd, which closes it after deregistering.
         let calls = unsafe { AsyncFd::register_with_interest(calls, Interest::READABLE) }
             .context("system calls can't be waited for")?;
-        Ok(Self {
-            calls,
-            space: Space::default(),
-            children: BTreeMap::new(),
-            before: None,
-            last: None,
-            next: Instant::now(),
-        })
+        Ok(Self(calls))
     }
 
+    /// Ready when there are system calls to be taken.
+    ///
+    /// # Errors
+    /// The stream fails.
+    pub async fn readable(&mut self) -> anyhow::Result<()> {
+        self.0.readable_mut().await.context("system calls")?.clear_ready();
+        Ok(())
+    }
+
+    /// The next system call, if there is one.
+    pub fn next(&mut self) -> Option<CallEvent> {
+        self.0.get_mut().next_call()
+    }
+}
+
+/// The memory of a process that is being traced.
+pub struct Memory {
+    /// Its address space.
+    pub space: Space,
+    /// What was resident when the process began to be traced.
+    pub before: Option<Snapshot>,
+    /// What was resident at the last look.
+    pub last: Option<Snapshot>,
+    /// Whether that was at the end of the trace.
+    pub at_end: bool,
+    /// Resident bytes that a forked process had from its parent.
+    pub inherited: Option<u64>,
+    next: Instant,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            space: Space::default(),
+            before: None,
+            last: None,
+            at_end: false,
+            inherited: None,
+            next: Instant::now() + PAUSE,
+        }
+    }
+}
+
+impl Memory {
     /// Looks at what is there at the start. Recording has begun.
     ///
     /// # Errors
-    /// The target's pages can't be looked at.
+    /// The process's pages can't be looked at.
     pub fn begin(&mut self, process: &Process) -> Result<(), TargetError> {
         let mappings = mappings::read(process)?;
         self.space.begin(&mappings, mappings::heap_start(process)?);
@@ -104,36 +136,30 @@ impl Memory {
         Ok(())
     }
 
+    /// The same for a process that was just forked, of whose pages `records` tells which it has touched by now: those it has not
+    /// inherited.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_forked(&mut self, process: &Process, records: &[(u64, Chunk)]) -> Result<(), TargetError> {
+        let before = Snapshot::take(process)?;
+        let inherited = without(&before.scan.ranges, attribution::records(records));
+        let pages: u64 = inherited.iter().map(|range| u64::from(range.count)).sum();
+        self.inherited = Some(pages.saturating_mul(PAGE));
+        self.space.inherit(Inherited::new(&inherited, monotonic_now()));
+        self.before = Some(before);
+        self.next = Instant::now() + PAUSE;
+        Ok(())
+    }
+
     /// Resident pages at the start.
     pub fn pages(&self) -> Option<Pages> {
         self.before.as_ref().map(|before| before.scan.pages())
     }
 
-    /// Takes over the address space of a forked process. (Calls that were reported before the fork are in one of their own.)
-    pub fn adopt(&mut self, pid: u32, space: Space) {
-        self.children.insert(pid, space);
-    }
-
-    /// Ready when there are system calls to be taken.
-    ///
-    /// # Errors
-    /// The stream fails.
-    pub async fn readable(&mut self) -> anyhow::Result<()> {
-        self.calls.readable_mut().await.context("system calls")?.clear_ready();
-        Ok(())
-    }
-
-    /// Takes all system calls there are; whether one of them mapped or unmapped code.
-    pub fn drain(&mut self, process: &Process) -> bool {
-        let mut code = false;
-        while let Some(event) = self.calls.get_mut().next_call() {
-            let space = match event.tgid {
-                tgid if tgid == process.pid() => &mut self.space,
-                tgid => self.children.entry(tgid).or_default(),
-            };
-            code |= space.apply(&event, |id, address| segment_length(process, id, address)).code;
-        }
-        code
+    /// Applies a system call; whether it mapped or unmapped code.
+    pub fn apply(&mut self, event: &CallEvent, process: &Process) -> bool {
+        self.space.apply(event, |id, address| segment_length(process, id, address)).code
     }
 
     /// Looks at the resident pages if that is due.
@@ -148,23 +174,42 @@ impl Memory {
         self.next = Instant::now() + PAUSE.max(now.elapsed() * SHARE);
     }
 
-    /// Looks at what is there at the end, if the target still is; whether it was.
-    pub fn end(&mut self, process: &Process) -> bool {
+    /// Looks at what is there at the end, if the process still is.
+    pub fn end(&mut self, process: &Process) {
         match Snapshot::take(process) {
             Ok(snapshot) => {
                 self.last = Some(snapshot);
-                true
+                self.at_end = true;
             }
-            Err(error) => {
-                tracing::info!("the pages at the end could not be looked at: {error}");
-                false
-            }
+            Err(error) => tracing::info!("the pages at the end could not be looked at: {error}"),
         }
     }
 
-    /// The address spaces, that of the target and those of followed children, and what was resident before and at the last look.
-    pub fn finish(self) -> (Space, BTreeMap<u32, Space>, Option<Snapshot>, Option<Snapshot>) {
-        (self.space, self.children, self.before, self.last)
+    /// The first and the last look, if there are both.
+    pub fn looks(&self) -> Option<(&Snapshot, &Snapshot)> {
+        Some((self.before.as_ref()?, self.last.as_ref()?))
+    }
+}
+
+/// `ranges` without the pages that an ascending list of records says were absent.
+fn without(ranges: &[PageRange], records: impl Iterator<Item = (u64, PageRecord)>) -> Vec<PageRange> {
+    let mut absent = records.filter(|(_, record)| record.absent.is_some()).map(|(page, _)| page).peekable();
+    let mut left = Vec::new();
+    for range in ranges {
+        let mut first = range.first;
+        while absent.next_if(|page| *page < first).is_some() {}
+        while let Some(page) = absent.next_if(|page| *page < range.end()) {
+            push(&mut left, range, first, page);
+            first = page + 1;
+        }
+        push(&mut left, range, first, range.end());
+    }
+    left
+}
+
+fn push(ranges: &mut Vec<PageRange>, range: &PageRange, first: u64, end: u64) {
+    if first < end {
+        ranges.push(PageRange { first, count: u32::try_from(end - first).unwrap_or(u32::MAX), ..*range });
     }
 }
 
@@ -193,7 +238,20 @@ fn segment_size(table: &str, id: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::segment_size;
+    use memtrace_common::fault::Fault;
+
+    use super::*;
+    use crate::target::pages::PageKind;
+
+    #[test]
+    fn touched_pages_are_not_inherited() {
+        let range = |first, count| PageRange { first, count, kind: PageKind::Anon, huge: false };
+        let absent = PageRecord { absent: Some(Fault { stack: 2, write: true, late: true }), copied: None };
+        let copied = PageRecord { absent: None, ..absent };
+        let records = [(3, absent), (10, absent), (12, copied), (13, absent), (14, absent), (25, absent)];
+        let left = without(&[range(10, 10), range(20, 5), range(30, 1)], records.into_iter());
+        assert_eq!(left, [range(11, 2), range(15, 5), range(20, 5), range(30, 1)]);
+    }
 
     #[test]
     fn sizes_of_segments() {
