@@ -15,7 +15,7 @@ mod selftest;
 pub mod session;
 mod signals;
 mod sweeper;
-#[expect(dead_code, reason = "not joined to the commands yet")]
+#[cfg_attr(not(test), expect(dead_code, reason = "not joined to the commands yet"))]
 mod targets;
 mod trace;
 mod unwinding;

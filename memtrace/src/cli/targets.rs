@@ -15,7 +15,8 @@ pub struct Targets {
     pid: Vec<u32>,
     /// Takes the numbers after -p for those inside a pid namespace: that of the process NS, or of a file such as
     /// /proc/PID/ns/pid
-    #[arg(long, value_name = "NS", value_parser = pid_namespace, requires = "pid")]
+    #[arg(long, value_name = "NS", value_parser = pid_namespace, requires = "pid",
+        conflicts_with_all = ["comm", "cgroup", "container", "all_processes", "command"])]
     pid_ns: Option<PidNamespace>,
     /// Traces the processes of that command name, also those that appear later. "*" stands for any characters, "?" for any
     /// one of them
@@ -123,8 +124,15 @@ mod tests {
     fn one_kind_of_target_is_needed_and_only_one() {
         use clap::error::ErrorKind::{ArgumentConflict, MissingRequiredArgument, ValueValidation};
         assert_eq!(described(""), Err(MissingRequiredArgument));
-        assert_eq!(described("--comm x --pid-ns 41"), Err(MissingRequiredArgument));
-        for both in ["-p 41 --comm x", "--all-processes -p 41", "--cgroup / --container x", "--comm x -- true"] {
+        assert_eq!(described("--pid-ns 41"), Err(MissingRequiredArgument));
+        for both in [
+            "-p 41 --comm x",
+            "--all-processes -p 41",
+            "--cgroup / --container x",
+            "--comm x -- true",
+            "--comm x --pid-ns 41",
+            "--pid-ns 41 -- true",
+        ] {
             assert_eq!(described(both), Err(ArgumentConflict), "{both}");
         }
         for wrong in ["-p 0", "-p -1", "-p x", "-p 41,", "--comm=", "--pid-ns= -p 1", "--container="] {
