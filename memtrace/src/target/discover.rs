@@ -1,6 +1,7 @@
 //! Finding the allocator that a process uses, and the sites to probe in it.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashSet},
     fmt,
     os::unix::fs::MetadataExt as _,
@@ -76,14 +77,14 @@ pub enum Note {
         /// File name of the libc.
         module: String,
         /// Their names.
-        functions: Vec<&'static str>,
+        functions: Vec<Cow<'static, str>>,
     },
     /// A function that cannot be probed.
     Unprobed {
         /// File name of the libc.
         module: String,
         /// Its name.
-        function: &'static str,
+        function: Cow<'static, str>,
         /// Why.
         reason: String,
     },
@@ -323,7 +324,7 @@ impl Found {
 fn resolve(module: &Module, index: usize, symbols: Symbols<'_>) -> (Vec<ProbeSite>, Vec<Note>) {
     let mut found: BTreeMap<u64, Found> = BTreeMap::new();
     for (function, known) in GLIBC.iter().enumerate() {
-        for symbol in definitions(symbols, known.name) {
+        for symbol in definitions(symbols, &known.name) {
             let entry = found.entry(symbol.address).or_default();
             entry.functions.push(function);
             entry.size = entry.size.max(symbol.size);
@@ -338,7 +339,7 @@ fn resolve(module: &Module, index: usize, symbols: Symbols<'_>) -> (Vec<ProbeSit
     }
     let missing: Vec<_> = (0..GLIBC.len())
         .filter(|wanted| !found.values().any(|entry| entry.functions.contains(wanted)))
-        .map(|wanted| GLIBC[wanted].name)
+        .map(|wanted| GLIBC[wanted].name.clone())
         .collect();
     let mut found: Vec<_> = found.into_iter().collect();
     found.sort_by_key(|(address, entry)| (entry.functions.iter().min().copied(), *address));
@@ -350,22 +351,25 @@ fn resolve(module: &Module, index: usize, symbols: Symbols<'_>) -> (Vec<ProbeSit
         for other in others {
             notes.push(Note::Unprobed {
                 module: module_name(),
-                function: other.name,
+                function: other.name.clone(),
                 reason: format!("it has the same code as {}, which takes other arguments", function.name),
             });
         }
         match place(module, address, &entry, function) {
             Ok((function_offset, placement)) => sites.push(ProbeSite {
                 module: index,
-                function: function.name,
-                aliases: entry.names.into_iter().filter(|name| name != function.name).take(MAX_ALIASES).collect(),
+                function: function.name.clone(),
+                aliases: entry.names.into_iter().filter(|name| *name != *function.name).take(MAX_ALIASES).collect(),
                 role: function.role,
+                repeats: false,
                 arguments: function.arguments,
                 function_offset,
                 probe_offset: function_offset.saturating_add(placement.offset),
                 placement,
             }),
-            Err(reason) => notes.push(Note::Unprobed { module: module_name(), function: function.name, reason }),
+            Err(reason) => {
+                notes.push(Note::Unprobed { module: module_name(), function: function.name.clone(), reason })
+            }
         }
     }
     if !missing.is_empty() {

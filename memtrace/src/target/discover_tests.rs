@@ -48,11 +48,11 @@ fn this_machines_libc() {
         assert_eq!(site.role == Role::Free, name == "free");
     }
     // Every name of the table is a site, another name of one, or missing.
-    for function in GLIBC {
+    for function in &GLIBC {
         let named = discovery
             .sites
             .iter()
-            .any(|site| site.function == function.name || site.aliases.iter().any(|alias| alias == function.name));
+            .any(|site| site.function == function.name || site.aliases.iter().any(|alias| *alias == function.name));
         let missing = discovery
             .notes
             .iter()
@@ -209,10 +209,10 @@ fn functions_that_cannot_share_an_address() {
     let entry =
         |names: &[&str]| Found { functions: names.iter().map(|name| index(name)).collect(), ..Found::default() };
     let (first, others) = split(&entry(&["aligned_alloc", "memalign", "memalign"]));
-    assert_eq!((first.unwrap().name, others.len()), ("memalign", 0));
+    assert_eq!((&*first.unwrap().name, others.len()), ("memalign", 0));
     let (first, others) = split(&entry(&["free", "malloc", "valloc"]));
     assert_eq!(first.unwrap().name, "malloc");
-    assert_eq!(others.iter().map(|other| other.name).collect::<Vec<_>>(), ["free"]);
+    assert_eq!(others.iter().map(|other| &*other.name).collect::<Vec<_>>(), ["free"]);
     assert!(split(&entry(&[])).0.is_none());
 }
 
@@ -222,8 +222,8 @@ fn notes_escape_what_they_quote() {
     for note in [
         Note::OtherAllocator { module: evil.clone(), executable: true },
         Note::OtherAllocator { module: evil.clone(), executable: false },
-        Note::Missing { module: evil.clone(), functions: vec!["cfree"] },
-        Note::Unprobed { module: evil.clone(), function: "free", reason: "no".into() },
+        Note::Missing { module: evil.clone(), functions: vec!["cfree".into()] },
+        Note::Unprobed { module: evil.clone(), function: "free".into(), reason: "no".into() },
         Note::Unreadable { module: evil, reason: "no".into() },
     ] {
         let text = note.to_string();
