@@ -125,6 +125,9 @@ pub enum TargetError {
         /// What is wrong with it.
         reason: String,
     },
+    /// What the command line asks for is not there.
+    #[error(transparent)]
+    Select(#[from] super::select::SelectError),
     /// Something in `/proc` could not be read for a reason that has nothing to do with the process.
     #[error(
         "{path} cannot be read ({source}): check that /proc is mounted and that the limit of open files (`ulimit -n`) is not reached"
