@@ -1,15 +1,29 @@
-//! One trace of one process, from discovery to a profile: what the commands that trace have in common.
+//! One trace, of one process or many, from discovery to a profile: what the commands that trace have in common.
+//!
+//! - [`traced`]: one process;
+//! - [`sites`]: the probed functions of all of them;
+//! - `attach`: programs, tables and probes, for the processes that are there at the start;
+//! - `follow`: processes that appear, execute another program or end;
+//! - `refresh`: code that appears;
+//! - [`memory`]: what is recorded of a process's memory as a whole;
+//! - `finish`, `heap`, `growth`: the end of a trace.
 
-mod children;
+mod attach;
 mod finish;
+mod follow;
+mod growth;
+mod heap;
 mod memory;
+mod refresh;
+mod sites;
+mod traced;
 
 use std::{
-    num::NonZeroU32,
+    collections::{BTreeMap, HashMap, HashSet},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use memtrace_common::{
     event::{Counter, EventKind},
     fault::PAGE,
@@ -17,38 +31,24 @@ use memtrace_common::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use self::{children::Children, memory::Memory};
-use super::{late::Late, launch::Stop, limits, sweeper::Sweeper, unwinding::Unwinding};
+use self::{follow::Pending, memory::CallStream, sites::{Place, Sites}, traced::Traced};
+use super::{launch::Stop, limits, unwinding::Unwinding};
 use crate::{
     collect::{growth::Growth, modules::Modules, stacks},
     kernel::{
-        self, Settings, Tracer,
+        Scope, Tracer,
         budget::Budget,
-        hazard::{self, TargetTraits},
-        release::Release,
-        source::uprobe::{AttachPoint, Role},
+        source::uprobe::AttachPoint,
         tracer::EventStream,
     },
-    profile::{Profile, Subject, TraceEnd},
-    target::{
-        self, Discovery, Mapping, Module, Process,
-        function::Role as FunctionRole,
-        pages::PageKind,
-        process::{Rss, Seccomp},
-    },
+    profile::{self, Amount, By, Profile, Subject, TraceEnd},
+    target::{Process, Selection, pages::PageKind},
 };
 
 /// How often the target's resident set and mappings are looked at without a reason.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Shortest time between two reads of the mappings because of addresses that lie in none.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
-
-/// Room for messages about system calls: about 190,000 of them.
-const CALLS_BYTES: u32 = 16 << 20;
-/// Room for unwind rows, whatever the budget: enough for the C library and a program of some MiB.
-const LEAST_ROWS: u64 = 128 << 10;
-/// Room for the tables of modules that are mapped later, beside half of what there is at the start.
-const SPARE_ROWS: u64 = 256 << 10;
 
 /// What a trace is asked to be like.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +61,14 @@ pub struct Options {
     pub hash_ignore: u64,
     /// Whether every stack is walked from its innermost frame: for measurements.
     pub plain_walks: bool,
-    /// Whether forked processes are followed.
+    /// Whether the processes that traced ones fork are traced.
     pub follow: bool,
+    /// What happens when the process that was named executes another program.
+    pub on_exec: OnExec,
+    /// Whether the probes reach every process, so that new programs are traced from their first moment on.
+    pub unfiltered: bool,
+    /// What results are split by.
+    pub by: By,
     /// What is recorded of the target's memory as a whole.
     pub watch: Watch,
 }
@@ -103,9 +109,21 @@ impl Options {
             hash_ignore: 0,
             plain_walks: false,
             follow: false,
+            on_exec: OnExec::Follow,
+            unfiltered: false,
+            by: By::None,
             watch: Watch::default(),
         }
     }
+}
+
+/// What happens when a process executes another program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExec {
+    /// The new program is traced, as a process of its own.
+    Follow,
+    /// The trace ends.
+    End,
 }
 
 /// Which programs are attached.
@@ -128,27 +146,57 @@ pub enum Probes {
 
 /// An attached trace.
 pub struct Session {
-    process: Process,
-    /// Holds the modules' files open, whose paths the probes and the symbolizer use.
-    discovery: Discovery,
     tracer: Tracer,
-    modules: Modules,
+    /// All processes, by the numbers of their images; also those that have ended, as far as something was recorded of them.
+    traced: BTreeMap<u32, Traced>,
+    /// The images that processes have now, by process id.
+    numbers: HashMap<u32, u32>,
+    /// Number of the first image.
+    first: u32,
+    /// Processes that can't be attached yet.
+    pending: Vec<Pending>,
+    /// Processes that could not be traced.
+    missed: Vec<profile::Process>,
+    /// Those of them that found no room there.
+    missed_more: u64,
+    /// Which processes belong to it that appear later, if any.
+    selection: Option<Selection>,
+    sites: Sites,
+    /// Where probes are that reach every process.
+    everywhere: HashSet<Place>,
     unwinding: Unwinding,
+    /// Blocks of processes whose memory is gone, by stack.
+    gone_blocks: HashMap<u32, Amount>,
+    /// Images whose blocks are still in the table though their memory is gone.
+    unswept: Vec<u32>,
+    /// Names of threads, by image and number.
+    thread_names: HashMap<(u32, u32), String>,
+    /// Allocators that were attached to during the trace.
+    attached_late: Vec<AttachedLate>,
+    calls: Option<CallStream>,
     events: AsyncFd<EventStream>,
     growth: Growth,
-    started: Option<Instant>,
-    unwind: Unwind,
-    rss: Option<(Rss, Rss)>,
-    last_refresh: Instant,
-    refresh_wanted: bool,
-    late: Late,
-    sweeper: Sweeper,
-    watch: Watch,
-    memory: Option<Memory>,
-    /// `None` if children are not followed.
-    children: Option<Children>,
-    /// Reports of the loader when the memory map was last read.
-    loader_seen: u64,
+    /// When recording began, and the same in nanoseconds of `CLOCK_MONOTONIC`.
+    started: Option<(Instant, u64)>,
+    options: Options,
+    probes: Probes,
+    scope: Scope,
+    next_search: Instant,
+    /// When it is looked whether a process has ended.
+    next_end: Option<Instant>,
+}
+
+/// An allocator that was attached to during the trace.
+#[derive(Clone, Debug)]
+pub struct AttachedLate {
+    /// Number of the process's image.
+    pub number: u32,
+    /// Module and the functions in it.
+    pub module: String,
+    /// How many functions of it were probed then.
+    pub functions: u64,
+    /// From the start of the trace.
+    pub since: Duration,
 }
 
 /// A finished trace.
@@ -156,175 +204,63 @@ pub struct Finished {
     /// What was found.
     pub profile: Profile,
     /// Holds the files open that [`crate::profile::Mapping::open`] names.
-    pub modules: Modules,
+    pub modules: Vec<Modules>,
     /// Stacks whose numbers contradict each other: none, or memtrace has a defect.
     pub imbalances: Vec<stacks::Imbalance>,
 }
 
 impl Session {
-    /// Finds the allocator of `process`, loads the programs and attaches them. Nothing is recorded yet. `mappings`:
-    /// the memory map, if it was read already. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// No allocator that can be traced, a kernel hazard, or what the kernel refuses.
-    pub fn attach(
-        process: Process,
-        mappings: Option<&[Mapping]>,
-        options: &Options,
-        probes: Probes,
-    ) -> anyhow::Result<Self> {
-        limits::raise_open_files();
-        let discovery = match (probes, mappings) {
-            (Probes::None, _) => target::discover::modules(&process)?,
-            (_, Some(mappings)) => target::discover_in(&process, mappings)?,
-            (_, None) => target::discover(&process)?,
-        };
-        if probes != Probes::None {
-            refuse_hazards(&process)?;
-        }
-        for note in &discovery.notes {
-            tracing::info!("{note}");
-        }
-        let pid = NonZeroU32::new(process.pid()).context("process 0 is the kernel itself")?;
-        let mut modules = Modules::default();
-        if let Err(error) = modules.refresh(&process)
-            && process.is_alive()
-        {
-            return Err(error.into());
-        }
-        let mut unwinding = Unwinding::default();
-        if options.unwind != Unwind::FramePointers {
-            unwinding.prepare(&process, &modules);
-        }
-        let (rows, blocks) = unwinding.size();
-        let settings = Settings {
-            tgid: kernel::in_initial_pid_namespace().then_some(pid.get()),
-            budget: options.budget,
-            unwind: options.unwind,
-            rows: room(rows, options.budget),
-            blocks: room(blocks, options.budget),
-            hash_ignore: options.hash_ignore,
-            follow: options.follow,
-            calls: if options.watch.space { CALLS_BYTES } else { 0 },
-            plain_walks: options.plain_walks,
-            oracle: match probes {
-                Probes::Oracle { bytes, .. } => bytes,
-                Probes::Recording | Probes::Empty | Probes::None => 0,
-            },
-        };
-        let mut tracer = Tracer::load(&settings)?;
-        unwinding.hand_over(&mut tracer, &modules)?;
-        let points = attach_points(&discovery);
-        match probes {
-            Probes::Recording => tracer.attach_allocator(&points, pid)?,
-            Probes::Empty => tracer.attach_empty(&points, pid)?,
-            Probes::None => {}
-            Probes::Oracle { every, .. } => tracer.attach_oracle(&points, every, pid)?,
-        }
-        tracer.attach_process_events()?;
-        let memory = attach_memory(&mut tracer, options.watch)?;
-        let mut breakpoints = points;
-        if let Some(hook) = discovery.loader
-            && let Some(module) = discovery.modules.get(hook.module)
-        {
-            let state = hook.state.and_then(|state| run_time_address(&modules, module, state));
-            breakpoints.push(tracer.attach_loader_hook(module.path(), hook.offset, state, pid)?);
-        }
-        let sweep = tracer.sweep(&breakpoints, pid)?;
-        let stream = tracer.take_events()?.context("the message stream was taken before")?;
-        // SAFETY: the stream owns its descriptor and moves into the AsyncFd, which closes it after deregistering.
-        let events = unsafe { AsyncFd::register_with_interest(stream, Interest::READABLE) }
-            .context("messages from the kernel side can't be waited for")?;
-        Ok(Self {
-            rss: process.rss().ok().map(|rss| (rss, rss)),
-            process,
-            discovery,
-            tracer,
-            modules,
-            unwinding,
-            events,
-            unwind: options.unwind,
-            growth: Growth::default(),
-            started: None,
-            last_refresh: Instant::now(),
-            refresh_wanted: false,
-            late: Late::new(monotonic_now()),
-            sweeper: Sweeper::new(sweep),
-            watch: options.watch,
-            memory,
-            children: options.follow.then(Children::default),
-            loader_seen: 0,
-        })
+    /// The process that was named first.
+    pub fn process(&self) -> Option<&Process> {
+        self.traced.get(&self.first).map(|traced| &traced.process)
     }
 
-    /// The traced process.
-    pub fn process(&self) -> &Process {
-        &self.process
-    }
-
-    /// What was found in it.
-    pub fn discovery(&self) -> &Discovery {
-        &self.discovery
+    /// One phrase on whom is traced.
+    pub fn subject(&self) -> String {
+        let mut running = self.traced.values().filter(|traced| traced.runs());
+        match (running.next(), running.count()) {
+            (Some(only), 0) => format!("{:?} (pid {})", only.process.comm(), only.process.pid()),
+            (Some(_), more) => format!("{} processes", more + 1),
+            (None, _) => "no process yet".to_owned(),
+        }
     }
 
     /// One phrase on what is probed.
     pub fn probed(&self) -> String {
-        if self.discovery.sites.is_empty() {
-            return if self.watch.faults { "page faults traced" } else { "system calls traced" }.to_owned();
+        if self.probes == Probes::None {
+            return if self.options.watch.faults { "page faults traced" } else { "system calls traced" }.to_owned();
         }
-        let mut modules: Vec<String> = self
-            .discovery
-            .sites
-            .iter()
-            .filter_map(|site| Some(format!("{:?}", self.discovery.modules.get(site.module)?.name())))
-            .collect();
+        let mut modules: Vec<String> =
+            self.sites.functions().iter().map(|function| format!("{:?}", function.module)).collect();
+        modules.sort();
         modules.dedup();
-        format!("{} functions of {} probed", self.discovery.sites.len(), modules.join(", "))
+        const MOST: usize = 4;
+        if modules.len() > MOST {
+            let more = modules.len() - MOST;
+            modules.truncate(MOST);
+            modules.push(format!("{more} other files"));
+        }
+        format!("{} functions of {} probed", self.sites.functions().len(), modules.join(", "))
     }
 
-    /// Mappings of code seen so far. Their paths can be used for as long as `self` lives.
-    pub fn mappings(&self) -> &[crate::profile::Mapping] {
-        self.modules.mappings()
+    /// The probes of the process that was named first.
+    pub fn points(&self) -> Vec<AttachPoint> {
+        self.traced.get(&self.first).map(|traced| traced.points.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// The probed functions.
+    pub fn functions(&self) -> &[profile::Function] {
+        self.sites.functions()
+    }
+
+    /// The process that was named first, as a profile has it.
+    pub fn first(&self) -> Option<profile::Process> {
+        self.traced.get(&self.first).map(Traced::report)
     }
 
     /// The loaded programs and their tables.
     pub fn tracer(&mut self) -> &mut Tracer {
         &mut self.tracer
-    }
-
-    /// Reads the memory map again now, while the target is held: what it has mapped does not count as late.
-    pub fn refresh_modules(&mut self) {
-        if let Err(error) = self.try_refresh_modules(false) {
-            tracing::warn!("stacks through code mapped just now will be cut: {error}");
-        }
-    }
-
-    fn try_refresh_modules(&mut self, late: bool) -> Result<(), kernel::KernelError> {
-        let events = self.tracer.loader_events()?;
-        let since = self.late.look(monotonic_now());
-        let before = self.modules.mappings().len();
-        // A target that has just exited has no map any more: what was seen before stays.
-        let Ok(changed) = self.modules.refresh(&self.process) else { return Ok(()) };
-        self.note_loader(events, self.tracer.loader_events()?)?;
-        if changed {
-            if self.unwind != Unwind::FramePointers {
-                self.unwinding.prepare(&self.process, &self.modules);
-            }
-            self.unwinding.hand_over(&mut self.tracer, &self.modules)?;
-            if late {
-                self.late.in_force(&self.modules, before, since, monotonic_now());
-            }
-        }
-        self.tracer.set_loader_seen(events)
-    }
-
-    /// Tells how many reports of the loader came between the last two reads of the memory map, of which the latter began after
-    /// `begun` of them and ended after `ended`: what came while one was read may have come before it, or after.
-    fn note_loader(&mut self, begun: u64, ended: u64) -> Result<(), kernel::KernelError> {
-        let removed = self.tracer.last_removal()? > self.loader_seen;
-        self.modules.note_loader(ended.saturating_sub(self.loader_seen), removed);
-        self.loader_seen = begun;
-        Ok(())
     }
 
     /// Begins to record.
@@ -333,24 +269,29 @@ impl Session {
     /// The kernel's tables can't be written.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.tracer.start()?;
-        if let Some(memory) = &mut self.memory {
+        for traced in self.traced.values_mut() {
+            let Some(memory) = &mut traced.memory else { continue };
             // Faults that come meanwhile are recorded, and told apart from later ones.
-            memory.begin(&self.process)?;
-            self.tracer.set_late()?;
-            if self.watch.resident
+            if let Err(error) = memory.begin(&traced.process) {
+                if traced.named {
+                    return Err(error.into());
+                }
+                tracing::info!("process {} was not looked at: {error}", traced.process.pid());
+            }
+            self.tracer.set_late(traced.number);
+            if self.options.watch.resident
                 && let Some(pages) = memory.pages()
             {
                 self.tracer
                     .set_resident([pages.file, pages.anon, pages.shmem].map(|pages| pages.saturating_mul(PAGE)))?;
             }
         }
-        self.started = Some(Instant::now());
+        self.started = Some((Instant::now(), monotonic_now()));
         Ok(())
     }
 
-    /// Records until `limit` has passed, the target ends or executes another program, `interrupt` is ready, or
-    /// `stops` is, which tells that the target is held. Calls `tick` about once a second with the time passed and the number
-    /// of events so far.
+    /// Records until `limit` has passed, all processes have ended, `interrupt` is ready, or `stops` is, which tells that the
+    /// process named first is held. Calls `tick` about once a second with the time passed and the number of events so far.
     ///
     /// # Errors
     /// The kernel's tables can't be read.
@@ -361,11 +302,13 @@ impl Session {
         stops: impl Future<Output = anyhow::Result<Stop>>,
         mut tick: impl FnMut(Duration, u64),
     ) -> anyhow::Result<TraceEnd> {
-        let started = self.started.context("a trace must be started before it can run")?;
-        let pidfd = self.process.pidfd().try_clone_to_owned().context("pidfd")?;
-        // SAFETY: the descriptor is owned by the AsyncFd, which closes it after deregistering.
-        let exit = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }
-            .context("the end of the target can't be waited for")?;
+        let (started, _) = self.started.context("a trace must be started before it can run")?;
+        let pidfd = self.process().map(|process| process.pidfd().try_clone_to_owned()).transpose().context("pidfd")?;
+        let exit = pidfd.map(|pidfd| {
+            // SAFETY: the descriptor is owned by the AsyncFd, which closes it after deregistering.
+            unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }
+        });
+        let exit = exit.transpose().context("the end of the target can't be waited for")?;
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let end = async {
@@ -377,6 +320,7 @@ impl Session {
         tokio::pin!(end, interrupt, stops);
         loop {
             let next = self.next_wake(started);
+            let first_runs = self.traced.get(&self.first).is_some_and(Traced::runs);
             tokio::select! {
                 biased;
                 () = &mut interrupt => return Ok(TraceEnd::Interrupted),
@@ -387,106 +331,129 @@ impl Session {
                         return Ok(TraceEnd::TargetExecuted);
                     }
                 }
-                guard = exit.readable() => {
-                    guard.context("the end of the target")?.retain_ready();
+                guard = exited(exit.as_ref(), first_runs) => {
+                    guard?;
                     // What it did last may still be in the buffer.
-                    let executed = self.drain()?;
-                    return Ok(if executed { TraceEnd::TargetExecuted } else { TraceEnd::TargetExited });
+                    if self.drain()? {
+                        return Ok(TraceEnd::TargetExecuted);
+                    }
+                    self.note_ends()?;
                 }
                 stop = &mut stops => {
                     let executed = stop? == Stop::Exec || self.drain()?;
                     return Ok(if executed { TraceEnd::TargetExecuted } else { TraceEnd::TargetExited });
                 }
-                readable = calls(&mut self.memory) => readable?,
+                readable = calls(&mut self.calls) => readable?,
                 () = &mut end => return Ok(TraceEnd::Duration),
                 _ = housekeeping.tick() => {
-                    self.refresh_wanted = true;
-                    self.watch_rss();
-                    if let Some(memory) = &mut self.memory {
-                        memory.watch(&self.process);
-                    }
+                    self.keep_house()?;
                     tick(started.elapsed(), self.events_seen()?);
                 }
                 () = tokio::time::sleep_until(next.into()) => {}
             }
-            if let Some(memory) = &mut self.memory
-                && memory.drain(&self.process)
-                && self.discovery.loader.is_none()
-            {
-                self.refresh_wanted = true;
-            }
+            self.drain_calls();
             self.sample_growth(started)?;
-            self.refresh();
-            self.sweeper.step();
+            self.refresh()?;
+            self.try_pending()?;
+            if self.next_end.is_some_and(|due| due <= Instant::now()) {
+                self.note_ends()?;
+            }
+            for traced in self.traced.values_mut() {
+                traced.sweeper.step();
+            }
+            if self.is_over() {
+                return Ok(TraceEnd::TargetExited);
+            }
+        }
+    }
+
+    /// What is done about once a second.
+    fn keep_house(&mut self) -> anyhow::Result<()> {
+        self.note_ends()?;
+        for traced in self.traced.values_mut().filter(|traced| traced.runs()) {
+            traced.refresh_wanted = true;
+            traced.watch_rss();
+            if let Some(memory) = &mut traced.memory {
+                memory.watch(&traced.process);
+            }
+        }
+        self.search()?;
+        self.sweep_blocks()?;
+        self.note_thread_names();
+        Ok(())
+    }
+
+    /// Takes all system calls there are.
+    fn drain_calls(&mut self) {
+        let Some(calls) = &mut self.calls else { return };
+        while let Some(event) = calls.next() {
+            let Some(traced) = self.traced.get_mut(&event.process) else { continue };
+            if let Some(memory) = &mut traced.memory
+                && memory.apply(&event, &traced.process)
+                && traced.discovery.loader.is_none()
+            {
+                traced.refresh_wanted = true;
+            }
         }
     }
 
     /// Events of the trace's kind so far.
     fn events_seen(&self) -> anyhow::Result<u64> {
-        if self.watch.faults {
+        if self.options.watch.faults {
             return Ok(self.tracer.counter(Counter::UserFaults)? + self.tracer.counter(Counter::KernelFaults)?);
         }
-        let heap = !self.discovery.sites.is_empty();
+        let heap = self.probes != Probes::None;
         Ok(self.tracer.counter(if heap { Counter::Allocations } else { Counter::Calls })?)
     }
 
     /// When something is due next.
     fn next_wake(&self, started: Instant) -> Instant {
         let mut next = started + self.growth.next_due();
-        if self.refresh_wanted {
-            next = next.min(self.last_refresh + REFRESH_PAUSE);
+        for traced in self.traced.values() {
+            if traced.refresh_wanted && traced.runs() {
+                next = next.min(traced.last_refresh + REFRESH_PAUSE);
+            }
+            if let Some(due) = traced.sweeper.due {
+                next = next.min(due);
+            }
         }
-        if let Some(due) = self.sweeper.due {
+        if let Some(due) = self.pending.iter().map(|pending| pending.due).chain(self.next_end).min() {
             next = next.min(due);
         }
         next.max(Instant::now() + Duration::from_millis(1))
     }
 
-    /// Takes all messages; true if the target has executed another program.
+    /// Takes all messages; true if the process that was named has executed another program and that is the end.
     fn drain(&mut self) -> anyhow::Result<bool> {
         while let Some(event) = self.events.get_mut().next_event() {
+            let number = match self.scope {
+                Scope::Any => Some(self.first),
+                Scope::One(_) | Scope::Several => self.numbers.get(&event.tgid).copied(),
+            };
             match EventKind::from_raw(event.kind) {
                 Some(EventKind::Mappings) => {
-                    // While the target is in its loader: it may be gone before long.
-                    self.want_refresh(event.time);
-                    self.last_refresh = Instant::now() - REFRESH_PAUSE;
-                    self.refresh();
-                }
-                Some(EventKind::NewStack) if !self.refresh_wanted => {
-                    let number = u32::try_from(event.value).unwrap_or(u32::MAX);
-                    let record = self.tracer.stack(number)?;
-                    let frames = record.frames.iter().take(usize::from(record.len));
-                    if frames.into_iter().any(|address| !self.modules.contains(*address)) {
-                        self.want_refresh(event.time);
+                    if let Some(traced) = number.and_then(|number| self.traced.get_mut(&number)) {
+                        // While the process is in its loader: it may be gone before long.
+                        traced.want_refresh(event.time);
+                        traced.last_refresh = Instant::now() - REFRESH_PAUSE;
+                        self.refresh()?;
+                    } else {
+                        self.hasten(event.tgid);
                     }
                 }
-                Some(EventKind::Fork) if self.children.is_some() => self.follow(event.value as u32)?,
-                Some(EventKind::ChildExec) => {
-                    if let Some(children) = &mut self.children {
-                        children.executed(event.tgid);
+                Some(EventKind::NewStack) => self.note_stack(event.value, event.time)?,
+                Some(EventKind::Fork) => self.forked(number, event.value as u32, (event.value >> 32) as u32, event.time)?,
+                Some(EventKind::Exec) => {
+                    if self.executed(event.tgid, event.value as u32, event.time)? {
+                        return Ok(true);
                     }
                 }
-                Some(EventKind::Fork) => self.sweeper.forked(),
-                Some(EventKind::Exec) => return Ok(true),
-                Some(EventKind::NewStack) | None => {}
+                Some(EventKind::Exit) => self.ending(event.tgid),
+                Some(EventKind::Appeared) => self.appeared(event.tgid, event.time),
+                None => {}
             }
         }
         Ok(false)
-    }
-
-    fn want_refresh(&mut self, since: u64) {
-        self.refresh_wanted = true;
-        self.late.want(since);
-    }
-
-    fn refresh(&mut self) {
-        if self.refresh_wanted && self.last_refresh.elapsed() >= REFRESH_PAUSE {
-            if let Err(error) = self.try_refresh_modules(true) {
-                tracing::warn!("stacks through code mapped just now will be cut: {error}");
-            }
-            self.refresh_wanted = false;
-            self.last_refresh = Instant::now();
-        }
     }
 
     fn sample_growth(&mut self, started: Instant) -> anyhow::Result<()> {
@@ -502,84 +469,25 @@ impl Session {
         }
         Ok(())
     }
+}
 
-    fn watch_rss(&mut self) {
-        if let (Ok(now), Some((_, last))) = (self.process.rss(), &mut self.rss) {
-            *last = now;
+/// Ready when the process named first has ended.
+async fn exited(exit: Option<&AsyncFd<std::os::fd::OwnedFd>>, awaited: bool) -> anyhow::Result<()> {
+    match exit.filter(|_| awaited) {
+        Some(exit) => {
+            exit.readable().await.context("the end of the target")?.retain_ready();
+            Ok(())
         }
-    }
-}
-
-/// Where a virtual address of a module's file is in the target.
-fn run_time_address(modules: &Modules, module: &Module, address: u64) -> Option<u64> {
-    modules.code().find(|code| code.mapping.file == module.key()).and_then(|code| {
-        let code_address = module.code_address(code.mapping)?;
-        Some(code.mapping.start.wrapping_sub(code_address).wrapping_add(address))
-    })
-}
-
-/// Attaches what `watch` asks for.
-fn attach_memory(tracer: &mut Tracer, watch: Watch) -> anyhow::Result<Option<Memory>> {
-    if watch != Watch::default() {
-        anyhow::ensure!(
-            kernel::in_initial_pid_namespace(),
-            "page faults and system calls can be traced from the initial pid namespace only: run memtrace on the host"
-        );
-    }
-    if watch.faults {
-        tracer.attach_faults()?;
-    }
-    if watch.resident {
-        tracer.attach_resident()?;
-    }
-    if !watch.space {
-        return Ok(None);
-    }
-    tracer.attach_calls()?;
-    Ok(Some(Memory::new(tracer)?))
-}
-
-/// Ready when there are system calls to be taken.
-async fn calls(memory: &mut Option<Memory>) -> anyhow::Result<()> {
-    match memory {
-        Some(memory) => memory.readable().await,
         None => std::future::pending().await,
     }
 }
 
-/// Room to reserve for `used` entries of unwind tables and those to come: at most what the budget allows.
-fn room(used: u64, budget: Budget) -> u32 {
-    (used + used / 2 + SPARE_ROWS).min(budget.rows.max(LEAST_ROWS)) as u32
-}
-
-fn refuse_hazards(process: &Process) -> anyhow::Result<()> {
-    let Some(release) = Release::running() else { return Ok(()) };
-    let inputs = process.hazard_inputs()?;
-    let traits = TargetTraits { seccomp: inputs.seccomp != Seccomp::Disabled, shadow_stack: inputs.shadow_stack };
-    match hazard::of_return_probes(release, traits) {
-        Some(hazard) => bail!("process {} is not traced: {}", process.pid(), hazard.sentence()),
-        None => Ok(()),
+/// Ready when there are system calls to be taken.
+async fn calls(calls: &mut Option<CallStream>) -> anyhow::Result<()> {
+    match calls {
+        Some(calls) => calls.readable().await,
+        None => std::future::pending().await,
     }
-}
-
-/// The sites as the kernel side takes them; the number of a site is its position.
-pub fn attach_points(discovery: &Discovery) -> Vec<AttachPoint> {
-    (0u16..)
-        .zip(&discovery.sites)
-        .filter_map(|(index, site)| {
-            let module = discovery.modules.get(site.module)?;
-            Some(AttachPoint {
-                role: match site.role {
-                    FunctionRole::Allocate => Role::Allocate,
-                    FunctionRole::Free => Role::Free,
-                },
-                path: module.path(),
-                offset: site.probe_offset,
-                cookie: site.site(index).cookie(),
-                name: format!("{} in {:?}", site.function, module.name()),
-            })
-        })
-        .collect()
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds, the clock of `bpf_ktime_get_ns`.

@@ -83,7 +83,7 @@ pub struct Unwinding {
     states: HashMap<FileKey, ModuleState>,
     /// Base address of every module's table, as an ELF address.
     bases: HashMap<FileKey, u64>,
-    /// Mappings that found no place in the kernel side's list.
+    /// Most mappings of a process that found no place in the kernel side's list.
     left_out: usize,
 }
 
@@ -131,11 +131,11 @@ impl Unwinding {
         })
     }
 
-    /// Hands new tables and the current mappings over to the kernel side.
+    /// Hands new tables and the current mappings of the image `number` over to the kernel side.
     ///
     /// # Errors
     /// Its tables can't be written.
-    pub fn hand_over(&mut self, tracer: &mut Tracer, modules: &Modules) -> Result<(), KernelError> {
+    pub fn hand_over(&mut self, tracer: &mut Tracer, number: u32, modules: &Modules) -> Result<(), KernelError> {
         let mut waiting: Vec<(FileKey, Table)> = self.waiting.drain().collect();
         let lasting: HashSet<FileKey> = modules.code().filter(stays).map(|code| key(code.mapping)).collect();
         // What every stack leads through comes first, then small tables before large ones.
@@ -191,13 +191,17 @@ impl Unwinding {
             mappings.truncate(MAX_MAPPINGS as usize);
         }
         mappings.sort_unstable_by_key(|mapping| mapping.start);
-        tracer.set_mappings(&mappings)?;
+        let mut left_out = left_out;
+        if !tracer.set_mappings(number, &mappings)? {
+            left_out = left_out.saturating_add(mappings.len());
+        }
         if left_out > self.left_out {
             tracing::warn!(
-                "{left_out} code mappings of the target are beyond those that can be unwound: stacks through them are cut"
+                "{left_out} code mappings of a process are beyond those that can be unwound: stacks through them are cut"
             );
         }
-        self.left_out = left_out;
+        // Of one process after the other: those with the most.
+        self.left_out = self.left_out.max(left_out);
         Ok(())
     }
 

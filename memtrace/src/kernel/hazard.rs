@@ -38,6 +38,9 @@ impl Hazard {
     }
 }
 
+/// The first release that lets user programs have shadow stacks on x86-64 ("x86/shstk").
+pub const SHADOW_STACKS: Release = Release::new(6, 6);
+
 /// The hazard that return probes would be for such a target on this kernel.
 pub fn of_return_probes(release: Release, target: TargetTraits) -> Option<Hazard> {
     if target.seccomp && release >= Release::new(6, 11) && release < Release::new(6, 14) {

@@ -1,7 +1,7 @@
 //! Loads the programs, holds the maps and the links.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     io, mem,
     num::NonZeroU32,
     os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd},
@@ -17,6 +17,7 @@ use aya::{
 use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
     event::{Counter, Event},
+    fault::{Chunk, ChunkKey},
     loss::{Loss, LossCount},
     maps,
     process::{FEW_IMAGES, MANY_IMAGES},
@@ -402,6 +403,67 @@ impl Tracer {
     /// The table can't be read.
     pub fn for_each_block(&self, each: impl FnMut(&BlockKey, &Block)) -> Result<(), KernelError> {
         self.for_each(maps::BLOCKS, each)
+    }
+
+    /// Takes the live blocks of processes out of the table: stack and size of each.
+    ///
+    /// # Errors
+    /// The table can't be read or written.
+    pub fn remove_blocks(&mut self, processes: &HashSet<u32>) -> Result<Vec<(u32, u64)>, KernelError> {
+        let mut found = Vec::new();
+        self.for_each_block(|key, block| {
+            if processes.contains(&key.process) {
+                found.push((*key, *block));
+            }
+        })?;
+        let keys = found.iter().map(|(key, _)| *key);
+        self.remove_all::<BlockKey, Block>(maps::BLOCKS, keys)?;
+        Ok(found.into_iter().map(|(_, block)| (block.stack, block.size)).collect())
+    }
+
+    /// Takes the records of pages of processes out of the table.
+    ///
+    /// # Errors
+    /// The table can't be read or written.
+    pub fn remove_pages(&mut self, processes: &HashSet<u32>) -> Result<(), KernelError> {
+        let mut keys = Vec::new();
+        self.for_each(maps::PAGES, |key: &ChunkKey, _: &Chunk| {
+            if processes.contains(&key.process) {
+                keys.push(*key);
+            }
+        })?;
+        self.remove_all::<ChunkKey, Chunk>(maps::PAGES, keys.into_iter())
+    }
+
+    /// Removes entries of a hash table.
+    fn remove_all<K: aya::Pod, V: aya::Pod>(
+        &mut self,
+        name: &'static str,
+        keys: impl Iterator<Item = K>,
+    ) -> Result<(), KernelError> {
+        let map = self.map_mut(name)?;
+        let mut map: aya::maps::HashMap<&mut MapData, K, V> =
+            aya::maps::HashMap::try_from(map).map_err(|source| KernelError::Map { name, source })?;
+        for key in keys {
+            match map.remove(&key) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(source) => return Err(KernelError::Map { name, source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// The names that threads had at their ends, by the numbers of image and thread.
+    ///
+    /// # Errors
+    /// The table can't be read.
+    pub fn thread_names(&self) -> Result<HashMap<(u32, u32), String>, KernelError> {
+        let mut names = HashMap::new();
+        self.for_each(maps::THREAD_NAMES, |key: &u64, name: &[u8; 16]| {
+            let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+            names.insert(((key >> 32) as u32, *key as u32), String::from_utf8_lossy(name).into_owned());
+        })?;
+        Ok(names)
     }
 
     /// Calls `each` with the number and record of every stack.

@@ -183,6 +183,8 @@ pub struct Events {
     pub frees: u64,
     /// Frees of blocks that were not allocated during the trace.
     pub frees_unknown: u64,
+    /// Frees, by forked processes, of blocks that they had from their parents: those stay the parents'.
+    pub frees_inherited: u64,
     /// Allocating calls inside another one, which do not count.
     pub nested: u64,
     /// Allocating calls that returned no block.

@@ -43,8 +43,12 @@ pub struct Traced {
     pub process: Process,
     /// What was found in it; shared with the processes that it forked, whose probes lead to the files that this holds open.
     pub discovery: Rc<Discovery>,
+    /// What was found there before.
+    pub held: Vec<Rc<Discovery>>,
     /// Where its probes are, and in which files.
     pub points: BTreeMap<Place, AttachPoint>,
+    /// Where the probe on its loader is.
+    pub hook_point: Option<AttachPoint>,
     /// Its code mappings.
     pub modules: Modules,
     /// What is known of code that appears during the trace.
@@ -120,7 +124,9 @@ impl Traced {
             searched: modules.code().filter(|code| code.module.is_some()).map(|code| code.mapping.file).collect(),
             process,
             discovery,
+            held: Vec::new(),
             points: BTreeMap::new(),
+            hook_point: None,
             modules,
             late: Late::new(now),
             memory: None,
@@ -156,11 +162,11 @@ impl Traced {
     }
 
     /// The probes that `discovery` asks for and that are not there yet; they count as there from now on.
-    pub fn new_points(&mut self, sites: &mut Sites, discovery: &Discovery, from: usize) -> Vec<AttachPoint> {
+    pub fn new_points(&mut self, sites: &mut Sites, discovery: &Discovery, from: usize) -> Vec<(Place, AttachPoint)> {
         let mut new = Vec::new();
         for (place, point) in sites.points(discovery, from) {
             if !self.points.contains_key(&place) {
-                new.push(point.clone());
+                new.push((place, point.clone()));
                 self.points.insert(place, point);
             }
         }

@@ -2,14 +2,12 @@
 
 use super::Check;
 use crate::kernel::{
-    hazard::{self, Hazard, TargetTraits},
+    hazard::{self, Hazard, SHADOW_STACKS, TargetTraits},
     release::Release,
 };
 
 const UNKNOWN: &str = "the kernel's version is not known: /proc/sys/kernel/osrelease can't be read";
 
-/// The first release that lets user programs have shadow stacks on x86-64 ("x86/shstk").
-const SHADOW_STACKS: Release = Release::new(6, 6);
 /// The first release that turns a probed 5-byte nop into a call, which writes below the stack pointer (the "optimized
 /// uprobes" of arch/x86/kernel/uprobes.c).
 const REWRITTEN_NOPS: Release = Release::new(6, 18);

@@ -1,0 +1,401 @@
+//! Processes that appear, execute another program, or end while a trace runs.
+
+use std::{
+    collections::HashSet,
+    fs,
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
+
+use super::{HOUSEKEEPING, OnExec, Probes, Session, Traced, attach, monotonic_now, traced::State};
+use crate::{
+    kernel::Scope,
+    profile::{self, Amount},
+    target::Process,
+};
+
+/// Longest time for which it is tried again whether a new program has an allocator by now: it has to be loaded first.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// First pause between two tries; each is half as long again as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// Time after a process's first thread has ended, after which it is looked whether the process has.
+const ENDING: Duration = Duration::from_millis(5);
+/// How often the processes of a machine are searched for those that belong to the trace and that no message told of.
+const SEARCH: Duration = Duration::from_secs(2);
+/// Most names of threads that are kept.
+const MAX_THREAD_NAMES: usize = 1 << 16;
+
+/// A process that can't be attached yet.
+#[derive(Debug)]
+pub struct Pending {
+    pid: u32,
+    /// Number of its image, if the kernel side knows it.
+    number: Option<u32>,
+    /// When it appeared, nanoseconds of `CLOCK_MONOTONIC`; `None` if it was there before.
+    since: Option<u64>,
+    parent: Option<u32>,
+    named: bool,
+    first: bool,
+    /// When it is tried next.
+    pub due: Instant,
+    pause: Duration,
+    until: Instant,
+}
+
+impl Pending {
+    fn new(pid: u32, number: Option<u32>, since: Option<u64>) -> Self {
+        let now = Instant::now();
+        Self {
+            pid,
+            number,
+            since,
+            parent: None,
+            named: false,
+            first: false,
+            due: now,
+            pause: FIRST_PAUSE,
+            until: now + PATIENCE,
+        }
+    }
+}
+
+impl Session {
+    /// A process has forked. `number` is the image of the one that did, `image` that of the child, 0 if that is not traced.
+    pub(super) fn forked(&mut self, number: Option<u32>, child: u32, image: u32, time: u64) -> anyhow::Result<()> {
+        let Some(parent) = number.and_then(|number| self.traced.get_mut(&number)) else {
+            // Of one that is not attached yet itself.
+            if image != 0 && child != 0 {
+                self.pending.push(Pending::new(child, Some(image), Some(time)));
+            }
+            return Ok(());
+        };
+        if image == 0 {
+            parent.sweeper.forked();
+            return Ok(());
+        }
+        if image == parent.number {
+            // It shares its parent's memory until it executes a program, and what it allocates is its parent's.
+            self.numbers.insert(child, image);
+            return Ok(());
+        }
+        let Ok(process) = Process::open(child) else {
+            let reason = "it had ended before its probes were in place".to_owned();
+            let comm = parent.process.comm().to_owned();
+            let parent = Some(parent.process.pid());
+            let state = profile::ProcessState::Missed { reason };
+            self.miss(profile::Process { parent, state, ..profile::Process::new(child, comm) });
+            self.unswept.push(image);
+            return Ok(());
+        };
+        let parent_pid = parent.process.pid();
+        let mut forked = Traced::forked(process, parent, monotonic_now());
+        forked.since = self.since();
+        let before = self.tracer.page_records(image);
+        let comm = forked.process.comm().to_owned();
+        let number = match self.adopt(forked, Some(image)) {
+            Ok(number) => number,
+            Err(error) => {
+                let missing = attach::missing(child, comm, &error);
+                self.miss(profile::Process { parent: Some(parent_pid), ..missing });
+                return Ok(());
+            }
+        };
+        if let Some(forked) = self.traced.get_mut(&number) {
+            forked.unseen = Some(Duration::from_nanos(monotonic_now().saturating_sub(time)));
+            if let Some(memory) = &mut forked.memory
+                && let Err(error) = memory.begin_forked(&forked.process, &before?)
+            {
+                tracing::debug!("process {child}: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// A traced process has executed another program, whose image has `number` (0 if there was no room for it); true if that ends
+    /// the trace.
+    pub(super) fn executed(&mut self, pid: u32, number: u32, time: u64) -> anyhow::Result<bool> {
+        let old = match self.scope {
+            Scope::Any => Some(self.first),
+            Scope::One(_) | Scope::Several => self.numbers.get(&pid).copied(),
+        };
+        let mut pending = Pending::new(pid, Some(number), Some(time));
+        self.pending.retain(|pending| pending.pid != pid);
+        if let Some(old) = old
+            && let Some(traced) = self.traced.get_mut(&old)
+        {
+            // One that shared its parent's memory leaves it to its parent.
+            if self.scope == Scope::Any || traced.process.pid() == pid {
+                if old == self.first && self.options.on_exec == OnExec::End {
+                    self.tracer.stop()?;
+                    return Ok(true);
+                }
+                traced.state = State::Executed;
+                pending.named = traced.named;
+                pending.parent = traced.parent;
+                pending.first = old == self.first;
+                pending.pid = traced.process.pid();
+                self.tracer.detach_image(old);
+                self.unswept.push(old);
+            } else {
+                pending.parent = Some(traced.process.pid());
+            }
+            self.numbers.remove(&pid);
+        }
+        let belongs = self.selection.as_ref().is_none_or(|selection| selection.matches(pid));
+        if number == 0 || !belongs {
+            self.forget(NonZeroU32::new(pid), number);
+            return Ok(false);
+        }
+        if pending.first {
+            // The trace is of the new program from now on.
+            self.first = number;
+        }
+        self.pending.push(pending);
+        Ok(false)
+    }
+
+    /// A process has appeared that is not traced.
+    pub(super) fn appeared(&mut self, pid: u32, time: u64) {
+        let known = self.numbers.contains_key(&pid) || self.pending.iter().any(|pending| pending.pid == pid);
+        if !known && self.selection.as_ref().is_some_and(|selection| selection.matches(pid)) {
+            self.pending.push(Pending::new(pid, None, Some(time)));
+        }
+    }
+
+    /// A process that waits has loaded something.
+    pub(super) fn hasten(&mut self, pid: u32) {
+        for pending in self.pending.iter_mut().filter(|pending| pending.pid == pid) {
+            pending.due = Instant::now();
+        }
+    }
+
+    /// Tries to attach the processes whose turn it is.
+    pub(super) fn try_pending(&mut self) -> anyhow::Result<()> {
+        let now = Instant::now();
+        let (due, rest) = std::mem::take(&mut self.pending).into_iter().partition(|pending: &Pending| pending.due <= now);
+        self.pending = rest;
+        let due: Vec<Pending> = due;
+        for mut pending in due {
+            match self.try_one(&pending) {
+                Ok(()) => {}
+                Err(error) if Instant::now() < pending.until && is_alive(pending.pid) => {
+                    tracing::debug!("process {} can't be traced yet: {error:#}", pending.pid);
+                    pending.due = Instant::now() + pending.pause;
+                    pending.pause += pending.pause / 2;
+                    self.pending.push(pending);
+                }
+                Err(error) => {
+                    let comm = fs::read_to_string(format!("/proc/{}/comm", pending.pid)).unwrap_or_default();
+                    let missing = attach::missing(pending.pid, comm.trim_end_matches('\n').to_owned(), &error);
+                    if pending.named {
+                        eprintln!("memtrace: process {} is not traced any more: {error:#}", pending.pid);
+                    }
+                    self.miss(profile::Process { parent: pending.parent, ..missing });
+                    self.forget(NonZeroU32::new(pending.pid), pending.number.unwrap_or(0));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn try_one(&mut self, pending: &Pending) -> anyhow::Result<()> {
+        let process = Process::open(pending.pid)?;
+        if let Some(number) = pending.number
+            && self.traced.contains_key(&number)
+        {
+            return Ok(());
+        }
+        let mut traced = attach::look(process, self.probes)?;
+        traced.named = pending.named;
+        traced.parent = pending.parent;
+        traced.since = self.since();
+        let number = self.adopt(traced, pending.number)?;
+        if self.first == 0 {
+            self.first = number;
+        }
+        let records = self.tracer.page_records(number)?;
+        let Some(traced) = self.traced.get_mut(&number) else { return Ok(()) };
+        if let Some(since) = pending.since {
+            traced.unseen = Some(Duration::from_nanos(monotonic_now().saturating_sub(since)));
+        }
+        if let Some(memory) = &mut traced.memory {
+            // What a new program has touched by now counts, if its faults were recorded.
+            if let Err(error) = memory.begin_forked(&traced.process, &records) {
+                tracing::debug!("process {}: {error}", pending.pid);
+            }
+            memory.inherited = None;
+            self.tracer.set_late(number);
+        }
+        tracing::info!("tracing {:?} (pid {}) too", traced.process.comm(), traced.process.pid());
+        Ok(())
+    }
+
+    /// The first thread of a process has ended: the process may have.
+    pub(super) fn ending(&mut self, pid: u32) {
+        self.next_end = Some(Instant::now() + ENDING);
+        // One that shared its parent's memory.
+        if let Some(number) = self.numbers.get(&pid)
+            && self.traced.get(number).is_some_and(|traced| traced.process.pid() != pid)
+        {
+            let number = *number;
+            self.numbers.remove(&pid);
+            let _ = self.tracer.remove_process(NonZeroU32::new(pid), number);
+        }
+    }
+
+    /// Takes note of processes that have ended.
+    pub(super) fn note_ends(&mut self) -> anyhow::Result<()> {
+        self.next_end = None;
+        let ended: Vec<u32> = self
+            .traced
+            .values()
+            .filter(|traced| traced.runs() && !traced.process.is_alive())
+            .map(|traced| traced.number)
+            .collect();
+        for number in ended {
+            self.end(number)?;
+        }
+        Ok(())
+    }
+
+    /// A process has ended.
+    fn end(&mut self, number: u32) -> anyhow::Result<()> {
+        let Some(traced) = self.traced.get_mut(&number) else { return Ok(()) };
+        traced.state = State::Ended;
+        let (pid, gone) = (traced.pid(), traced.is_gone());
+        if pid.is_some_and(|pid| self.numbers.get(&pid.get()) == Some(&number)) {
+            self.numbers.remove(&pid.map_or(0, NonZeroU32::get));
+        }
+        let tgid = pid.filter(|_| self.scope != Scope::Any);
+        self.tracer.remove_process(tgid, number)?;
+        self.tracer.detach_image(number);
+        if gone {
+            self.unswept.push(number);
+        }
+        Ok(())
+    }
+
+    /// The process named first is held at its end: takes its last look, and counts it as ended.
+    ///
+    /// # Errors
+    /// The kernel's tables can't be written.
+    pub fn end_first(&mut self) -> anyhow::Result<()> {
+        if let Some(traced) = self.traced.get_mut(&self.first) {
+            traced.watch_rss();
+            if let Some(memory) = &mut traced.memory {
+                memory.end(&traced.process);
+            }
+        }
+        self.end(self.first)
+    }
+
+    /// Whether a process runs, or is about to be traced.
+    pub fn goes_on(&self) -> bool {
+        !self.pending.is_empty() || self.traced.values().any(Traced::runs)
+    }
+
+    /// Whether there is nothing left to trace.
+    pub(super) fn is_over(&self) -> bool {
+        self.selection.is_none() && !self.goes_on()
+    }
+
+    /// Searches for processes that belong to the trace: one can be renamed or moved without a message.
+    pub(super) fn search(&mut self) -> anyhow::Result<()> {
+        let Some(selection) = &self.selection else { return Ok(()) };
+        if Instant::now() < self.next_search {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let found = selection.find().unwrap_or_default();
+        let missed: HashSet<u32> = self.missed.iter().map(|process| process.pid).collect();
+        for pid in found {
+            let known = self.numbers.contains_key(&pid) || self.pending.iter().any(|pending| pending.pid == pid);
+            if !known && !missed.contains(&pid) {
+                self.pending.push(Pending::new(pid, None, None));
+            }
+        }
+        // At most one part in fifty of the time.
+        self.next_search = Instant::now() + SEARCH.max(begun.elapsed() * 50).max(HOUSEKEEPING);
+        Ok(())
+    }
+
+    /// Stops tracing a process.
+    pub(super) fn forget(&mut self, tgid: Option<NonZeroU32>, number: u32) {
+        let tgid = tgid.filter(|_| self.scope != Scope::Any);
+        if let Err(error) = self.tracer.remove_process(tgid, number) {
+            tracing::debug!("{error}");
+        }
+        self.tracer.detach_image(number);
+        if number != 0 {
+            self.unswept.push(number);
+        }
+    }
+
+    /// Takes what is recorded of memory that is gone out of the tables, so that there is room for others.
+    pub(super) fn sweep_blocks(&mut self) -> anyhow::Result<()> {
+        if self.unswept.is_empty() {
+            return Ok(());
+        }
+        let gone: HashSet<u32> = self.unswept.drain(..).collect();
+        if self.probes != Probes::None {
+            for (stack, bytes) in self.tracer.remove_blocks(&gone)? {
+                let sum = self.gone_blocks.entry(stack).or_default();
+                *sum = sum.plus(Amount { bytes, count: 1 });
+            }
+        }
+        if self.options.watch.faults {
+            self.tracer.remove_pages(&gone)?;
+        }
+        for number in gone {
+            self.tracer.free_image(number);
+            // Of one that recorded nothing, nothing has to be named.
+            if self.traced.get(&number).is_some_and(|traced| !traced.has_stacks && !traced.named) {
+                self.traced.remove(&number);
+            }
+        }
+        Ok(())
+    }
+
+    /// A stack was recorded for the first time: its code has to be known, and its thread's name if that is asked for.
+    pub(super) fn note_stack(&mut self, stack: u64, time: u64) -> anyhow::Result<()> {
+        let record = self.tracer.stack(u32::try_from(stack).unwrap_or(u32::MAX))?;
+        let Some(traced) = self.traced.get_mut(&record.process) else { return Ok(()) };
+        traced.has_stacks = true;
+        if !traced.refresh_wanted {
+            let mut frames = record.frames.iter().take(usize::from(record.len));
+            if frames.any(|address| !traced.modules.contains(*address)) {
+                traced.want_refresh(time);
+            }
+        }
+        let key = (record.process, record.thread);
+        if record.thread != 0 && !self.thread_names.contains_key(&key) && self.thread_names.len() < MAX_THREAD_NAMES {
+            let name = thread_name(traced.process.pid(), record.thread).unwrap_or_default();
+            self.thread_names.insert(key, name);
+        }
+        Ok(())
+    }
+
+    /// Reads the names of threads again: they can be given late.
+    pub(super) fn note_thread_names(&mut self) {
+        for ((number, thread), name) in &mut self.thread_names {
+            let traced = self.traced.get(number).filter(|traced| traced.runs());
+            if let Some(new) = traced.and_then(|traced| thread_name(traced.process.pid(), *thread)) {
+                *name = new;
+            }
+        }
+    }
+
+    /// Time since recording began.
+    pub(super) fn since(&self) -> Duration {
+        self.started.map_or(Duration::ZERO, |(started, _)| started.elapsed())
+    }
+}
+
+fn thread_name(pid: u32, thread: u32) -> Option<String> {
+    let name = fs::read(format!("/proc/{pid}/task/{thread}/comm")).ok()?;
+    Some(String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned())
+}
+
+fn is_alive(pid: u32) -> bool {
+    Process::open(pid).is_ok_and(|process| process.is_alive())
+}
