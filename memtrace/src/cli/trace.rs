@@ -275,8 +275,12 @@ fn warn(profile: &NamedProfile) {
     for loss in &coverage.losses {
         eprintln!("memtrace: lost: {} {}", loss.count, loss.sentence);
     }
-    if coverage.lower_bound {
+    if coverage.losses.iter().any(|loss| loss.lowers_totals) {
         eprintln!("memtrace: therefore every total is a lower bound");
+    }
+    let missed = coverage.missed().count();
+    if missed > 0 {
+        eprintln!("memtrace: {missed} of the processes could not be traced: every total is a lower bound");
     }
     if profile.end == TraceEnd::TargetExecuted {
         eprintln!("memtrace: the process executed another program; the trace ends there");
@@ -291,7 +295,7 @@ fn summary(profile: &NamedProfile) -> String {
         count = count.saturating_add(stack.unfreed.count);
         paths += 1;
     }
-    let at_least = if profile.losses.iter().any(|(loss, _)| loss.lowers_totals()) { "at least " } else { "" };
+    let at_least = if view::is_lower_bound(profile) { "at least " } else { "" };
     let view::Words { view, noun, .. } = view::words(profile.subject, Which::Unfreed);
     format!("memtrace: {view}: {at_least}{bytes} bytes in {count} {noun}s by {paths} call paths")
 }

@@ -1,8 +1,12 @@
 //! Folded stacks, the input of flame graph tools: `comm;frame;frame;… VALUE`, root first, one line for every call path,
 //! sorted. What names may not contain is replaced as [`super::escape::folded`] says; call paths that are the same line
 //! then are one line with the sum. Names are whole, however long; with source lines, a frame is `name (file.c:12)`.
+//!
+//! Where results are split, the root tells by what ([`view::groups::roots`]): `comm (PID);…`, `comm (PID);thread (TID);…` or
+//! `[cgroup] /path;comm;…`.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     io::{self, Write},
 };
@@ -26,23 +30,25 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
 pub fn lines(profile: &NamedProfile, options: &ViewOptions) -> BTreeMap<String, u64> {
     let mut lines = BTreeMap::new();
     for (stack, value) in view::flame(profile, options.which, options.unit) {
-        let sum: &mut u64 = lines.entry(path(&comm(&stack.comm), stack)).or_default();
+        let sum: &mut u64 = lines.entry(path(root(profile, stack), stack)).or_default();
         *sum = sum.saturating_add(value);
     }
     lines
 }
 
-/// The first frame. Readers take a line that begins with `#` for a comment.
-fn comm(comm: &str) -> String {
-    let name = escape::folded(comm);
-    match name.strip_prefix('#') {
+/// What stands before the frames. Readers take a line that begins with `#` for a comment.
+fn root(profile: &NamedProfile, stack: &NamedStack) -> String {
+    let roots = view::groups::roots(profile, stack);
+    let names: Vec<Cow<'_, str>> = roots.iter().map(|root| escape::folded(root)).collect();
+    let root = names.join(";");
+    match root.strip_prefix('#') {
         Some(rest) => format!("?{rest}"),
-        None => name.into_owned(),
+        None => root,
     }
 }
 
-fn path(comm: &str, stack: &NamedStack) -> String {
-    let mut path = String::from(comm);
+fn path(root: String, stack: &NamedStack) -> String {
+    let mut path = root;
     for position in 0..stack.frames.len() {
         path.push(';');
         path.push_str(&escape::folded(&view::frame::label(stack, position)));

@@ -7,11 +7,13 @@ use crate::{
     view::{self, Coverage, Share, Which},
 };
 
-use super::{escape, memory, units};
+use super::{escape, memory, processes, units};
 
 /// How a trace ended, to follow "traced 60.0 s, ".
-fn end(end: TraceEnd) -> &'static str {
+fn end(end: TraceEnd, several: bool) -> &'static str {
     match end {
+        TraceEnd::TargetExited if several => "until they exited",
+        TraceEnd::TargetExecuted if several => "until the target executed another program",
         TraceEnd::Duration => "as long as asked for",
         TraceEnd::Interrupted => "until interrupted",
         TraceEnd::TargetExited => "until it exited",
@@ -29,6 +31,7 @@ pub fn write(coverage: &Coverage, out: &mut dyn Write) -> io::Result<()> {
 
 fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
     let mut lines = vec![("target", target(coverage))];
+    lines.extend(processes::lines(coverage));
     if coverage.probed.is_empty() && coverage.subject == Subject::Heap {
         lines.push(("probed", "nothing".into()));
     }
@@ -58,10 +61,9 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
     lines.extend(losses(coverage));
     let rss = coverage.rss.map(|rss| {
         format!(
-            "{} → {} ({})",
-            units::bytes(rss.before),
-            units::bytes(rss.after),
-            units::signed_bytes(rss.difference())
+            "{}{}",
+            processes::rss(rss.before, rss.after),
+            processes::sum_over(rss.processes, coverage.traced().count())
         )
     });
     match &coverage.memory {
@@ -81,13 +83,15 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
 
 fn target(coverage: &Coverage) -> String {
     format!(
-        "{} (pid {}), traced {}, {}",
-        escape::text(&coverage.processes[0].comm),
-        coverage.processes[0].pid,
+        "{}, traced {}, {}",
+        processes::subject(coverage, MOST_PROCESSES, escape::text),
         units::duration(coverage.duration),
-        end(coverage.end)
+        end(coverage.end, coverage.processes.len() > 1)
     )
 }
+
+/// Most processes that the first line names.
+const MOST_PROCESSES: usize = 4;
 
 fn seen(coverage: &Coverage) -> String {
     match coverage.subject {
@@ -126,15 +130,20 @@ fn seen_heap(coverage: &Coverage) -> String {
     )
 }
 
-fn totals(coverage: &Coverage) -> String {
-    let allocated = coverage.allocated;
-    let unfreed = coverage.unfreed;
-    let (did, is) = match coverage.subject {
+/// What was done with all bytes, and what those of the first view are.
+pub const fn verbs(subject: Subject) -> (&'static str, &'static str) {
+    match subject {
         Subject::Heap => ("allocated", "unfreed"),
         Subject::Faults | Subject::Touched => ("touched", "resident"),
         Subject::Exact => ("added", "more than taken away"),
         Subject::Mappings => ("mapped", "still mapped"),
-    };
+    }
+}
+
+fn totals(coverage: &Coverage) -> String {
+    let allocated = coverage.allocated;
+    let unfreed = coverage.unfreed;
+    let (did, is) = verbs(coverage.subject);
     if coverage.subject == Subject::Exact {
         let net = i128::from(allocated.bytes) - i128::from(coverage.freed.bytes);
         return format!(
@@ -225,7 +234,7 @@ fn losses(coverage: &Coverage) -> Vec<(&'static str, String)> {
             ("lost", line)
         })
         .collect();
-    if coverage.lower_bound {
+    if coverage.losses.iter().any(|loss| loss.lowers_totals) {
         lines.push(("", "therefore every total is a lower bound".into()));
     }
     lines

@@ -10,7 +10,7 @@
 //!                  the stacks are about
 //! unit             "bytes" | "count" | "pages": what the order and `share` are by
 //! total            {bytes, count}: sum over `stacks`
-//! lower_bound      true if blocks are missing from every total (see coverage.losses)
+//! lower_bound      true if blocks or processes are missing from every total (see coverage.losses, processes)
 //! stacks           call paths, the one that holds most first:
 //!   frames           names, root first, the allocator function last; pseudo frames: "[truncated: reason]" first,
 //!                    "[unknown] (module+0xoffset)", "[unknown call path]" alone
@@ -27,8 +27,12 @@
 //!   growth           its unfreed bytes at equally spaced moments, the last at the end; may be empty
 //!   resident         {anonymous, file, shared} in bytes: what of `unfreed` is in resident pages at the end, or null
 //!   growth_per_second  bytes per second over the second half of the trace, or null
+//!   comm             command name of its processes: paths of processes with different ones are never one
+//!   process          index in `processes`, or null if it is of several
+//!   thread           index in `threads`, or null if it is of several, not known or not asked for
+//!   group            index in `groups`, or null if results are not split
 //! coverage
-//!   pid, comm        the traced process
+//!   pid, comm        the first of `processes`
 //!   duration_ns      how long events were recorded
 //!   end              "duration" | "interrupted" | "target exited" | "target executed another program"
 //!   older_ns         unfreed blocks younger than this are left out
@@ -46,19 +50,43 @@
 //!     late_code        {mappings, longest_ns, stacks, allocated}: mappings of code that appeared during the trace, after
 //!                      how long at most their rows were in force, and the stacks that fell into that time
 //!   problems         [{module, problem}]: modules with names missing
-//!   rss              {before, after, difference} in bytes, or null
-//!   memory           null, or the process's memory as a whole:
+//!   rss              {before, after, difference, processes}: bytes, summed over so many processes, or null; pages that processes
+//!                    share count for each
+//!   memory           null, or the processes' memory as a whole:
+//!     processes        over how many this is the sum; in `growth` and `reconciliation` of how many that is known
 //!     faults           {user, kernel, counted}: page faults seen by who ran, and the kernel's own count (or null); or null
-//!     growth           {new, unattributed, gone: {anonymous, file, shared}, by_source: {own_fault, …}} in pages, or null
+//!     growth           {processes, new, unattributed, gone: {anonymous, file, shared}, by_source: {own_fault, …}} in pages, or null
 //!     calls            system calls seen that change the address space
 //!     calls_lost       those not recorded or without a call path
 //!     audit            {not_mapped, unowned} in bytes: mappings that went, and that came, without a system call seen; or null
 //!     looked_before_end_ns  how long before the end the pages were looked at last, or null if that was at the end
-//!     reconciliation   {before, after: {rss, anonymous, file, shared}, change, heap: {requested, resident, new}|null,
+//!     reconciliation   {processes, before, after: {rss, anonymous, file, shared}, change, heap: {requested, resident, new}|null,
 //!                      lines: [{part, change, resident}], unexplained, unexplained_share|null} in bytes, or null: the
 //!                      changes of the lines and `unexplained` add up to `change`
-//!   children         null, or [{pid, state: "running" | "ended" | "executed" | "missed", rss: {before, after, difference}|null}]
+//!   children         null, or those of `processes` that were forked during the trace: [{pid, state, rss}], where rss.before is what
+//!                    they inherited
 //!   missed_growth    RSS growth in bytes while no probed function was called, or null
+//! by               "none" | "thread" | "process" | "cgroup": what the results are split by
+//! groups           the parts, the one that holds most first, empty if results are not split:
+//!   label            name for people
+//!   process          index in `processes`, with "process" and "thread"
+//!   thread           index in `threads`, with "thread"; null for threads of the process that are not known
+//!   cgroup           its path, with "cgroup"; null for processes of which it is not known
+//!   bytes, count     what the group holds in this view: the sum over its stacks
+//!   share            of the total, by `unit`, from 0 to 1
+//! processes        the traced processes, and those that could not be traced; one that executed another program has an entry for
+//!                  each program:
+//!   pid, comm        process id, command name
+//!   cgroup           path of its control group, or null
+//!   parent           pid of the process that forked it during the trace, or null
+//!   state            "running" (at the end) | "ended" | "executed" (another program) | "missed"
+//!   reason           why it could not be traced ("missed"), or null
+//!   since_ns         from the start of the trace to the moment from which on it was traced
+//!   unseen_ns        how long it ran before its calls were seen, if it appeared during the trace, or null
+//!   rss              {before, after, difference} in bytes, or null
+//!   inherited        bytes of resident memory that it had from its parent at the fork, or null
+//!   allocated, freed, unfreed  {bytes, count}: the sums over its stacks
+//! threads          with "thread", those that allocated: [{process (an index), tid, name}]; the name of one that ended early is empty
 //! ```
 //!
 //! Names are unchanged, but characters that are harmful on a terminal are written as `\u` escapes.
@@ -68,16 +96,21 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::{
-    profile::{self, NamedProfile, Subject, TraceEnd},
-    view::{self, Coverage, LeakRow},
+    profile::{self, NamedProfile, Subject},
+    view::{self, LeakRow},
 };
 
-use super::{ViewOptions, escape, json_memory};
+use super::{
+    ViewOptions, escape,
+    json_coverage::CoverageObject,
+    json_processes::{Group, Groups, Process, Thread},
+};
 
 /// Writes the document and a line feed.
 pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write) -> io::Result<()> {
     let table = view::leaks(profile, options.unit, options.which);
     let coverage = view::coverage(profile);
+    let groups = Groups::new(view::groups(profile, options.unit, options.which));
     let document = Document {
         schema: 1,
         subject: subject(profile.subject),
@@ -85,8 +118,12 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
         unit: options.unit.name(),
         total: table.total.into(),
         lower_bound: coverage.lower_bound,
-        stacks: table.rows.iter().map(Stack::from).collect(),
+        stacks: table.rows.iter().map(|row| Stack::new(row, &groups)).collect(),
         coverage: (&coverage).into(),
+        by: profile.by.name(),
+        groups: groups.objects(),
+        processes: profile.processes.iter().map(Process::from).collect(),
+        threads: profile.threads.iter().map(Thread::from).collect(),
     };
     let mut writer = serde_json::Serializer::with_formatter(&mut *out, Lines::default());
     document.serialize(&mut writer)?;
@@ -103,10 +140,14 @@ struct Document<'a> {
     lower_bound: bool,
     stacks: Vec<Stack<'a>>,
     coverage: CoverageObject<'a>,
+    by: &'static str,
+    groups: Vec<Group<'a>>,
+    processes: Vec<Process<'a>>,
+    threads: Vec<Thread<'a>>,
 }
 
 #[derive(Serialize)]
-struct Amount {
+pub(super) struct Amount {
     bytes: u64,
     count: u64,
 }
@@ -140,6 +181,10 @@ struct Stack<'a> {
     growth: &'a [u64],
     growth_per_second: Option<f64>,
     resident: Option<Resident>,
+    comm: &'a str,
+    process: Option<usize>,
+    thread: Option<usize>,
+    group: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -155,8 +200,8 @@ impl From<profile::Resident> for Resident {
     }
 }
 
-impl<'a> From<&LeakRow<'a>> for Stack<'a> {
-    fn from(row: &LeakRow<'a>) -> Self {
+impl<'a> Stack<'a> {
+    fn new(row: &LeakRow<'a>, groups: &Groups<'_>) -> Self {
         let stack = row.stack;
         Self {
             frames: row.frames.iter().map(AsRef::as_ref).collect(),
@@ -177,191 +222,12 @@ impl<'a> From<&LeakRow<'a>> for Stack<'a> {
             growth: row.growth.series,
             growth_per_second: row.growth.per_second,
             resident: stack.resident.map(Into::into),
+            comm: &stack.comm,
+            process: stack.process,
+            thread: stack.thread,
+            group: stack.group.and_then(|group| groups.position(group)),
         }
     }
-}
-
-#[derive(Serialize)]
-struct CoverageObject<'a> {
-    pid: u32,
-    comm: &'a str,
-    duration_ns: u64,
-    end: &'static str,
-    older_ns: u64,
-    younger: Amount,
-    probed: Vec<Probed<'a>>,
-    events: Events,
-    losses: Vec<Loss>,
-    stacks: u64,
-    allocated: Amount,
-    unfreed: Amount,
-    whole: Whole,
-    truncated: Vec<Truncated>,
-    unwinding: Unwinding<'a>,
-    problems: Vec<Problem<'a>>,
-    rss: Option<Rss>,
-    memory: Option<json_memory::Memory>,
-    children: Option<Vec<ChildObject>>,
-    missed_growth: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct Probed<'a> {
-    module: &'a str,
-    functions: &'a [String],
-}
-
-#[derive(Serialize)]
-struct Events {
-    allocations: u64,
-    frees: u64,
-    frees_unknown: u64,
-    nested: u64,
-    failed: u64,
-}
-
-#[derive(Serialize)]
-struct Loss {
-    name: &'static str,
-    count: u64,
-    bytes: u64,
-    lowers_totals: bool,
-    sentence: &'static str,
-}
-
-#[derive(Serialize)]
-struct Whole {
-    stacks: u64,
-    allocated: Amount,
-    unfreed: Amount,
-}
-
-#[derive(Serialize)]
-struct Unwinding<'a> {
-    without_rows: Vec<Problem<'a>>,
-    left_out: u64,
-    late_code: LateCode,
-}
-
-#[derive(Serialize)]
-struct LateCode {
-    mappings: u64,
-    longest_ns: u64,
-    stacks: u64,
-    allocated: Amount,
-}
-
-impl<'a> From<&'a profile::Unwinding> for Unwinding<'a> {
-    fn from(unwinding: &'a profile::Unwinding) -> Self {
-        let late = unwinding.late;
-        Self {
-            without_rows: unwinding
-                .problems
-                .iter()
-                .map(|problem| Problem { module: &problem.module, problem: &problem.problem })
-                .collect(),
-            left_out: unwinding.left_out,
-            late_code: LateCode {
-                mappings: late.mappings,
-                longest_ns: nanoseconds(late.longest),
-                stacks: late.stacks,
-                allocated: late.allocated.into(),
-            },
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct Truncated {
-    reason: &'static str,
-    stacks: u64,
-    allocated: Amount,
-    unfreed: Amount,
-}
-
-#[derive(Serialize)]
-struct Problem<'a> {
-    module: &'a str,
-    problem: &'a str,
-}
-
-#[derive(Serialize)]
-struct Rss {
-    before: u64,
-    after: u64,
-    difference: i128,
-}
-
-impl<'a> From<&'a Coverage> for CoverageObject<'a> {
-    fn from(coverage: &'a Coverage) -> Self {
-        let events = &coverage.events;
-        Self {
-            pid: coverage.processes[0].pid,
-            comm: &coverage.processes[0].comm,
-            duration_ns: nanoseconds(coverage.duration),
-            end: end(coverage.end),
-            older_ns: nanoseconds(coverage.older),
-            younger: coverage.younger.into(),
-            probed: coverage
-                .probed
-                .iter()
-                .map(|probed| Probed { module: &probed.module, functions: &probed.functions })
-                .collect(),
-            events: Events {
-                allocations: events.allocations,
-                frees: events.frees,
-                frees_unknown: events.frees_unknown,
-                nested: events.nested,
-                failed: events.failed,
-            },
-            losses: coverage
-                .losses
-                .iter()
-                .map(|loss| Loss {
-                    name: loss.name,
-                    count: loss.count,
-                    bytes: loss.bytes,
-                    lowers_totals: loss.lowers_totals,
-                    sentence: loss.sentence,
-                })
-                .collect(),
-            stacks: coverage.stacks,
-            allocated: coverage.allocated.into(),
-            unfreed: coverage.unfreed.into(),
-            whole: Whole {
-                stacks: coverage.whole.stacks,
-                allocated: coverage.whole.allocated.into(),
-                unfreed: coverage.whole.unfreed.into(),
-            },
-            truncated: coverage
-                .truncated
-                .iter()
-                .map(|cut| Truncated {
-                    reason: cut.reason.reason(),
-                    stacks: cut.share.stacks,
-                    allocated: cut.share.allocated.into(),
-                    unfreed: cut.share.unfreed.into(),
-                })
-                .collect(),
-            unwinding: (&coverage.unwinding).into(),
-            problems: coverage
-                .problems
-                .iter()
-                .map(|problem| Problem { module: &problem.module, problem: &problem.problem })
-                .collect(),
-            rss: coverage.rss.map(|rss| Rss { before: rss.before, after: rss.after, difference: rss.difference() }),
-            memory: coverage.memory.as_ref().map(Into::into),
-            children: None,
-            missed_growth: coverage.missed_growth(),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct ChildObject {
-    pid: u32,
-    state: &'static str,
-    rss: Option<Rss>,
 }
 
 fn subject(subject: Subject) -> &'static str {
@@ -374,16 +240,7 @@ fn subject(subject: Subject) -> &'static str {
     }
 }
 
-fn end(end: TraceEnd) -> &'static str {
-    match end {
-        TraceEnd::Duration => "duration",
-        TraceEnd::Interrupted => "interrupted",
-        TraceEnd::TargetExited => "target exited",
-        TraceEnd::TargetExecuted => "target executed another program",
-    }
-}
-
-fn nanoseconds(duration: std::time::Duration) -> u64 {
+pub(super) fn nanoseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -1,4 +1,4 @@
-//! The members of the JSON document on a process's memory as a whole; [`super::json`] describes them.
+//! The members of the JSON document on the processes' memory as a whole; [`super::json`] describes them.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +18,7 @@ use super::memory;
 
 #[derive(Serialize)]
 pub struct Memory {
+    processes: u32,
     faults: Option<Faults>,
     growth: Option<Growth>,
     calls: u64,
@@ -36,6 +37,7 @@ struct Faults {
 
 #[derive(Serialize)]
 struct Growth {
+    processes: u32,
     new: Kinds,
     unattributed: Kinds,
     gone: Kinds,
@@ -57,6 +59,7 @@ struct Audit {
 
 #[derive(Serialize)]
 struct Reconciled {
+    processes: u32,
     before: Rss,
     after: Rss,
     change: i64,
@@ -104,6 +107,7 @@ impl From<&RssByKind> for Rss {
 impl From<&Reconciliation> for Reconciled {
     fn from(reconciliation: &Reconciliation) -> Self {
         Self {
+            processes: reconciliation.processes,
             before: (&reconciliation.before).into(),
             after: (&reconciliation.after).into(),
             change: reconciliation.change(),
@@ -127,6 +131,7 @@ impl From<&profile::GrowthSummary> for Growth {
     fn from(growth: &profile::GrowthSummary) -> Self {
         let sources = Source::ALL.into_iter().map(memory::source_name);
         Self {
+            processes: growth.processes,
             new: Kinds::new(growth.new.pages, 1),
             unattributed: Kinds::new(growth.unattributed, 1),
             gone: Kinds::new(growth.gone, 1),
@@ -138,6 +143,7 @@ impl From<&profile::GrowthSummary> for Growth {
 impl From<&profile::Memory> for Memory {
     fn from(memory: &profile::Memory) -> Self {
         Self {
+            processes: memory.processes,
             faults: memory.faults.map(|faults| Faults {
                 user: faults.user,
                 kernel: faults.kernel,

@@ -1,4 +1,4 @@
-//! A process's memory as a whole, as text: what its RSS consists of, and how its growth was attributed.
+//! The processes' memory as a whole, as text: what its RSS consists of, and how its growth was attributed.
 
 use memtrace_common::fault::PAGE;
 
@@ -11,7 +11,7 @@ use crate::{
     target::pages::Pages,
 };
 
-use super::units;
+use super::{processes, units};
 
 /// A line of the reconciliation, for people.
 pub const fn title(part: Part) -> &'static str {
@@ -69,7 +69,7 @@ pub const fn source_name(source: Source) -> &'static str {
 pub fn lines(memory: &Memory, rss: Option<String>) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if let Some(growth) = &memory.growth {
-        lines.extend(growth_lines(growth));
+        lines.extend(growth_lines(growth, memory.processes));
     }
     if memory.calls_lost > 0 {
         let line = format!(
@@ -90,20 +90,25 @@ pub fn lines(memory: &Memory, rss: Option<String>) -> Vec<(&'static str, String)
         lines.push(("checked", line));
     }
     if let Some(ago) = memory.looked_before_end {
-        let line = format!(
-            "the process ended by itself: its pages are those of {} before the end of the trace",
-            units::duration(ago)
-        );
+        let ago = units::duration(ago);
+        let line = match memory.processes {
+            0 | 1 => {
+                format!("the process ended by itself: its pages are those of {ago} before the end of the trace")
+            }
+            _ => format!(
+                "processes ended by themselves: their pages are those of up to {ago} before the end of the trace"
+            ),
+        };
         lines.push(("looked", line));
     }
     match &memory.reconciliation {
-        Some(reconciliation) => lines.extend(reconciliation_lines(reconciliation)),
+        Some(reconciliation) => lines.extend(reconciliation_lines(reconciliation, memory.processes)),
         None => lines.extend(rss.map(|line| ("RSS", line))),
     }
     lines
 }
 
-fn growth_lines(growth: &GrowthSummary) -> Vec<(&'static str, String)> {
+fn growth_lines(growth: &GrowthSummary, all: u32) -> Vec<(&'static str, String)> {
     let pages = |pages: Pages| {
         let kinds = [("anonymous", pages.anon), ("file", pages.file), ("shared", pages.shmem)];
         let parts: Vec<String> =
@@ -115,7 +120,15 @@ fn growth_lines(growth: &GrowthSummary) -> Vec<(&'static str, String)> {
     };
     let mut lines = vec![(
         "pages",
-        format!("new: {}; gone, of those from before: {}", pages(growth.new.pages), pages(growth.gone)),
+        format!(
+            "new: {}; gone, of those from before: {}{}",
+            pages(growth.new.pages),
+            pages(growth.gone),
+            match all {
+                0 | 1 => String::new(),
+                _ => format!(" (in {} of {all} processes)", growth.processes),
+            }
+        ),
     )];
     let sources: Vec<String> = Source::ALL
         .into_iter()
@@ -129,20 +142,21 @@ fn growth_lines(growth: &GrowthSummary) -> Vec<(&'static str, String)> {
     lines
 }
 
-fn reconciliation_lines(reconciliation: &Reconciliation) -> Vec<(&'static str, String)> {
+fn reconciliation_lines(reconciliation: &Reconciliation, all: u32) -> Vec<(&'static str, String)> {
     let (before, after) = (&reconciliation.before, &reconciliation.after);
     let change = |from: u64, to: u64| units::signed_bytes((i128::from(to) - i128::from(from)) * i128::from(PAGE));
     let (was, is) = (before.scanned, after.scanned);
     let mut lines = vec![(
         "RSS",
         format!(
-            "{} → {} ({}): anonymous {}, file {}, shared {}",
+            "{} → {} ({}): anonymous {}, file {}, shared {}{}",
             units::bytes(before.total),
             units::bytes(after.total),
             units::signed_bytes(reconciliation.change().into()),
             change(was.anon, is.anon),
             change(was.file, is.file),
             change(was.shmem, is.shmem),
+            processes::sum_over(reconciliation.processes as usize, all as usize),
         ),
     )];
     let mut add = |title: &str, change: i64, rest: String| {

@@ -10,11 +10,15 @@
 pub mod escape;
 pub mod file;
 pub mod folded;
+mod group_table;
 mod header;
 pub mod json;
+mod json_coverage;
 mod json_memory;
+mod json_processes;
 mod memory;
 pub mod plan;
+mod processes;
 pub mod svg;
 pub mod text;
 mod units;

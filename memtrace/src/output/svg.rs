@@ -10,7 +10,7 @@ use crate::{
     view::{self, Coverage, Unit, Which},
 };
 
-use super::{ViewOptions, escape, folded, units};
+use super::{ViewOptions, escape, folded, processes, units};
 
 /// Writes the SVG document.
 pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write) -> io::Result<()> {
@@ -39,10 +39,12 @@ pub fn write(profile: &NamedProfile, options: &ViewOptions, out: &mut dyn Write)
     flamegraph::from_lines(&mut graph, lines.iter().map(String::as_str), out)
 }
 
+/// Most processes that the title names.
+const MOST_PROCESSES: usize = 3;
+
 fn title(coverage: &Coverage, which: Which) -> String {
     let what = view::words(coverage.subject, which).title;
-    let process = &coverage.processes[0];
-    format!("{what}: {} (pid {})", escape::folded(&process.comm), process.pid)
+    format!("{what}: {}", processes::subject(coverage, MOST_PROCESSES, escape::folded))
 }
 
 /// Totals, and what makes them doubtful, in one line.
@@ -64,6 +66,9 @@ fn subtitle(coverage: &Coverage, which: Which) -> String {
     ));
     if which == Which::Unfreed && !coverage.older.is_zero() {
         line.push_str(&format!("; blocks younger than {} left out", units::duration(coverage.older)));
+    }
+    if let Some(missed) = processes::missed(coverage) {
+        line.push_str(&format!("; {missed}"));
     }
     let truncated: u64 = coverage.truncated.iter().map(|cut| cut.share.stacks).sum();
     if truncated != 0 {

@@ -6,7 +6,7 @@
 use std::fs;
 
 use super::*;
-use crate::view::sample;
+use crate::{profile::By, view::sample};
 
 fn options(which: Which, unit: Unit) -> ViewOptions {
     ViewOptions { which, unit, ..ViewOptions::default() }
@@ -45,10 +45,12 @@ fn check_all(format: Format, prepare: impl Fn(String) -> String) {
         ("lined-unfreed", sample::lined(), Which::Unfreed, Unit::Bytes),
         ("empty", sample::empty(), Which::Unfreed, Unit::Bytes),
     ];
-    for (name, profile, which, unit) in cases {
+    let cases = cases.map(|(name, profile, which, unit)| (name.to_owned(), profile, which, unit));
+    let split = By::ALL.map(|by| (format!("several-{}", by.name()), sample::several(by), Which::Unfreed, Unit::Bytes));
+    for (name, profile, which, unit) in cases.into_iter().chain(split) {
         let content = written(format, &profile, &options(which, unit));
-        assert_harmless(&content, name);
-        check(format, name, &prepare(content));
+        assert_harmless(&content, &name);
+        check(format, &name, &prepare(content));
     }
 }
 
@@ -107,7 +109,8 @@ fn svg_is_the_same_every_time() {
 /// The sum of the lines is the sum of the profile: no name can hide or add bytes.
 #[test]
 fn folded_lines_add_up() {
-    for profile in [sample::plain(), sample::hostile()] {
+    let several = By::ALL.map(sample::several);
+    for profile in [sample::plain(), sample::hostile()].into_iter().chain(several) {
         for which in Which::ALL {
             for unit in Unit::ALL {
                 let content = written(Format::Folded, &profile, &options(which, unit));

@@ -1,4 +1,5 @@
-//! The table for people: call paths ranked by what they hold, then the coverage header.
+//! The table for people: call paths ranked by what they hold, then the coverage header. If results are split, the groups come
+//! first.
 //!
 //! Every row is a line of numbers, the frame that says most with the allocator function, and then all callers, innermost
 //! first.
@@ -6,11 +7,11 @@
 use std::io::{self, Write};
 
 use crate::{
-    profile::{NamedProfile, NamedStack, Resident, Subject},
-    view::{self, Coverage, LeakRow, LeakTable, Unit, Which, frame},
+    profile::{By, NamedProfile, NamedStack, Resident, Subject},
+    view::{self, Coverage, LeakRow, LeakTable, Owners, Unit, Which, frame},
 };
 
-use super::{ViewOptions, escape, header, units};
+use super::{ViewOptions, escape, group_table, header, units};
 
 const BOLD: &str = "\u{1b}[1m";
 const DIM: &str = "\u{1b}[2m";
@@ -30,8 +31,12 @@ pub fn write_views(
 ) -> io::Result<()> {
     let coverage = view::coverage(profile);
     for which in views {
+        if profile.by != By::None {
+            group_table::write(profile, *which, options, &coverage, out)?;
+            writeln!(out)?;
+        }
         let table = view::leaks(profile, options.unit, *which);
-        write_table(&table, &coverage, options, out)?;
+        write_table(&table, &coverage, Owners::new(profile), options, out)?;
         writeln!(out)?;
     }
     header::write(&coverage, out)
@@ -40,16 +45,13 @@ pub fn write_views(
 fn write_table(
     table: &LeakTable<'_>,
     coverage: &Coverage,
+    owners: Owners<'_>,
     options: &ViewOptions,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let style = Style(options.colour);
     let view::Words { title, noun, .. } = view::words(table.subject, table.which);
-    let order = match table.unit {
-        Unit::Bytes => "byte",
-        Unit::Count => noun,
-        Unit::Pages => "page",
-    };
+    let order = order(table.unit, noun);
     writeln!(out, "{}", style.bold(&format!("{title}, call paths by {order}s")))?;
     if table.rows.is_empty() {
         return writeln!(out, "none");
@@ -66,7 +68,8 @@ fn write_table(
             Some(row) => {
                 writeln!(out, "{}", style.bold(&numbers))?;
                 let has_leaf = !matches!(table.subject, Subject::Faults | Subject::Exact | Subject::Touched);
-                write_path(shown[row].stack, has_leaf, options.full_names, style, out)?;
+                let stack = shown[row].stack;
+                write_path(stack, owners.of(stack).as_deref(), has_leaf, options.full_names, style, out)?;
             }
         }
     }
@@ -90,6 +93,15 @@ fn write_table(
         units::counted(table.total.count, noun),
         units::counted(table.rows.len() as u64, "call path"),
     )
+}
+
+/// What a unit orders by, one of it.
+pub(super) const fn order(unit: Unit, noun: &'static str) -> &'static str {
+    match unit {
+        Unit::Bytes => "byte",
+        Unit::Count => noun,
+        Unit::Pages => "page",
+    }
 }
 
 /// Numbers first, aligned right; the last column is aligned left.
@@ -157,12 +169,12 @@ fn kinds(resident: Resident) -> String {
     there.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-fn widths(lines: &[Vec<String>]) -> Vec<usize> {
+pub(super) fn widths(lines: &[Vec<String>]) -> Vec<usize> {
     let columns = lines.first().map_or(0, Vec::len);
     (0..columns).map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0)).collect()
 }
 
-fn align(cells: &[String], widths: &[usize]) -> String {
+pub(super) fn align(cells: &[String], widths: &[usize]) -> String {
     let mut line = String::new();
     for (column, (cell, width)) in cells.iter().zip(widths).enumerate() {
         if column + 1 == cells.len() {
@@ -177,10 +189,11 @@ fn align(cells: &[String], widths: &[usize]) -> String {
     line
 }
 
-/// The headline, then every frame, innermost first; the last is not one of them if it is a function or system call that was
+/// The headline with whose the path is, then every frame, innermost first; the last is not one of them if it is a function or system call that was
 /// called. A headline that is the innermost frame is not repeated.
 fn write_path(
     stack: &NamedStack,
+    owner: Option<&str>,
     has_leaf: bool,
     full_names: bool,
     style: Style,
@@ -193,17 +206,18 @@ fn write_path(
         let label = if full_names { frame::label(stack, position) } else { frame::short_label(stack, position) };
         escape::text(&label).into_owned()
     };
+    let owner = owner.map(|owner| format!("  in {}", escape::text(owner))).unwrap_or_default();
     let callers = stack.frames.len() - usize::from(has_leaf);
     let mut rest = callers;
     match view::headline(&stack.frames, has_leaf) {
         Some(headline) => {
             let via = if has_leaf { format!("  via {}", label(last)) } else { String::new() };
-            writeln!(out, "      {}{via}", style.bold(&label(headline)))?;
+            writeln!(out, "      {}{via}{owner}", style.bold(&label(headline)))?;
             if headline + 1 == callers {
                 rest = headline;
             }
         }
-        None => writeln!(out, "      {}", style.bold(&label(last)))?,
+        None => writeln!(out, "      {}{owner}", style.bold(&label(last)))?,
     }
     for position in (0..rest).rev() {
         writeln!(out, "        {}", style.dim(&label(position)))?;
@@ -213,10 +227,10 @@ fn write_path(
 
 /// Whether to colour.
 #[derive(Clone, Copy)]
-struct Style(bool);
+pub(super) struct Style(pub bool);
 
 impl Style {
-    fn bold(self, text: &str) -> String {
+    pub fn bold(self, text: &str) -> String {
         self.wrap(BOLD, text)
     }
 

@@ -69,6 +69,11 @@ pub fn counted(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
+/// `1 process`, `2 processes`.
+pub fn counted_as(count: u64, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 /// Most characters of a sparkline.
 const SPARKLINE: usize = 16;
 

@@ -131,3 +131,7 @@ pub struct GrowthSummary {
     /// Pages that were resident before, and are not any more or were given back meanwhile.
     pub gone: Pages,
 }
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -18,7 +18,7 @@ pub use named::{
     Group, GroupKind, NameProblem, NamedProcess, NamedProfile, NamedStack, OTHERS, SourceLine, UNATTRIBUTED,
     UNKNOWN_CALL_PATH,
 };
-pub use process::{By, Process, ProcessState, Thread};
+pub use process::{By, Process, ProcessState, Thread, numbered, or_no_name};
 pub use unwinding::{LateCode, UnwindProblem, Unwinding};
 
 /// Bytes and blocks (or calls) together.

@@ -1,6 +1,6 @@
 //! Who was traced: processes and threads, and what results are split by.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use super::{Mapping, NameSources};
 
@@ -104,4 +104,14 @@ pub struct Thread {
     pub tid: u32,
     /// Its name (`/proc/PID/task/TID/comm`), empty if it ended before that could be read. Escape before printing.
     pub name: String,
+}
+
+/// A name for people: that of a process or thread, or what stands for one that is empty.
+pub fn or_no_name(name: &str) -> &str {
+    if name.trim().is_empty() { "[no name]" } else { name }
+}
+
+/// A name with what tells it from others of the same name: `nginx (pid 7)`.
+pub fn numbered(name: &str, number: impl Display) -> String {
+    format!("{} ({number})", or_no_name(name))
 }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::profile::{By, Group, GroupKind, NamedProcess, NamedStack, Process, Profile, SourceLine, Stack};
+use crate::profile::{By, Group, GroupKind, NamedProcess, NamedStack, Process, Profile, SourceLine, Stack, numbered};
 
 use super::{
     Names,
@@ -111,11 +111,14 @@ impl<'a> Groups<'a> {
 
     /// The group of a stack; `None` if the profile is not split.
     pub fn of(&mut self, stack: &Stack) -> Option<usize> {
+        if self.profile.by == By::None {
+            return None;
+        }
         let thread = stack.thread.filter(|_| self.profile.by == By::Thread);
         if let Some(group) = self.known.get(&(stack.process, thread)) {
             return Some(*group);
         }
-        let process = self.profile.processes.get(stack.process)?;
+        let process = &self.profile.processes[stack.process];
         let (kind, label) = match self.profile.by {
             By::None => return None,
             By::Process => (GroupKind::Process(stack.process), label("pid", process.pid, &process.comm)),
@@ -147,10 +150,7 @@ impl<'a> Groups<'a> {
 }
 
 fn label(kind: &str, id: u32, name: &str) -> String {
-    match name.trim() {
-        "" => format!("{kind} {id}"),
-        _ => format!("{name} ({kind} {id})"),
-    }
+    numbered(name, format_args!("{kind} {id}"))
 }
 
 /// A process without stacks so far.

@@ -67,13 +67,14 @@ pub struct Options {
 ///
 /// The files are opened through [`crate::profile::Mapping::open`] and [`crate::profile::NameSources`], so this works after the
 /// targets have exited.
+///
+/// # Panics
+/// The process or thread of a stack is none of the profile's.
 pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize, usize)) -> NamedProfile {
     let mut names = Names::default();
     let mut stacks: Vec<Vec<&Stack>> = vec![Vec::new(); profile.processes.len()];
     for stack in &profile.stacks {
-        if let Some(stacks) = stacks.get_mut(stack.process) {
-            stacks.push(stack);
-        }
+        stacks[stack.process].push(stack);
     }
     let places: Vec<Places> =
         profile.processes.iter().zip(&stacks).map(|(process, stacks)| places_of(process, stacks)).collect();
@@ -90,7 +91,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
     let mut processes: Vec<NamedProcess> = profile.processes.iter().map(merge::process).collect();
     let (mut merged, mut groups) = (Merged::default(), Groups::new(profile));
     for stack in &profile.stacks {
-        let Some(process) = profile.processes.get(stack.process) else { continue };
+        let process = &profile.processes[stack.process];
         let known = Known {
             functions: &profile.functions,
             process,

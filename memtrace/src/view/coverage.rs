@@ -129,6 +129,11 @@ impl Rss {
 }
 
 impl Coverage {
+    /// The processes that were traced.
+    pub fn traced(&self) -> impl Iterator<Item = &NamedProcess> {
+        self.processes.iter().filter(|process| !is_missed(process))
+    }
+
     /// The processes that could not be traced.
     pub fn missed(&self) -> impl Iterator<Item = &NamedProcess> {
         self.processes.iter().filter(|process| is_missed(process))
@@ -141,6 +146,12 @@ impl Coverage {
         let growth = rss.after.saturating_sub(rss.before);
         (self.subject == Subject::Heap && self.events.allocations == 0 && growth >= SUSPICIOUS_GROWTH).then_some(growth)
     }
+}
+
+/// Whether blocks or processes are missing from a profile, so that every total is a lower bound.
+pub fn is_lower_bound(profile: &NamedProfile) -> bool {
+    profile.losses.iter().any(|(loss, count)| count.count != 0 && loss.lowers_totals())
+        || profile.processes.iter().any(is_missed)
 }
 
 /// Collects the coverage of `profile`.
@@ -171,7 +182,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         younger: live.minus(unfreed).unwrap_or_default(),
         probed: probed(&profile.functions),
         events: profile.events,
-        lower_bound: losses.iter().any(|loss| loss.lowers_totals) || profile.processes.iter().any(is_missed),
+        lower_bound: is_lower_bound(profile),
         losses,
         stacks: profile.stacks.iter().fold(0, |sum, stack| sum.saturating_add(stack.recorded)),
         allocated: sum(|stack| stack.allocated),

@@ -65,16 +65,15 @@ pub fn leaks(profile: &NamedProfile, unit: Unit, which: Which) -> LeakTable<'_> 
             stack,
         })
         .collect();
-    let other = match unit {
-        Unit::Bytes => Unit::Count,
-        Unit::Count | Unit::Pages => Unit::Bytes,
-    };
+    let other = unit.other();
     rows.sort_by(|a, b| {
         unit.of(b.amount)
             .cmp(&unit.of(a.amount))
             .then_with(|| other.of(b.amount).cmp(&other.of(a.amount)))
             .then_with(|| a.frames.cmp(b.frames))
             .then_with(|| a.stack.lines.cmp(&b.stack.lines))
+            .then_with(|| a.stack.comm.cmp(&b.stack.comm))
+            .then_with(|| a.stack.group.cmp(&b.stack.group))
     });
     LeakTable { subject: profile.subject, which, unit, total, rows }
 }

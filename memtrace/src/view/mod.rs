@@ -2,12 +2,14 @@
 //!
 //! - [`leaks`]: call paths ranked by what they hold;
 //! - [`flame`]: call paths and one number each, for flame graphs;
+//! - [`groups`]: processes, threads or control groups ranked by what they hold;
 //! - [`coverage`]: what was traced, what was missed, and how sure the numbers are;
 //! - [`headline`]: the frame that says most about a call path;
 //! - [`frame`]: how one frame is written.
 
 mod coverage;
 pub mod frame;
+pub mod groups;
 mod headline;
 mod leaks;
 mod words;
@@ -18,7 +20,8 @@ use memtrace_common::fault::PAGE;
 
 use crate::profile::{Amount, NamedProfile, NamedStack};
 
-pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Share, Truncated, coverage};
+pub use coverage::{Coverage, LossLine, ProbedModule, Rss, Share, Truncated, coverage, is_lower_bound};
+pub use groups::{GroupRow, GroupTable, Owners, groups};
 pub use headline::headline;
 pub use leaks::{Growth, LeakRow, LeakTable, leaks};
 pub use words::{Words, words};
@@ -68,6 +71,14 @@ impl Unit {
             Self::Bytes => "bytes",
             Self::Count => "count",
             Self::Pages => "pages",
+        }
+    }
+
+    /// What decides between equal numbers of this unit.
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Bytes => Self::Count,
+            Self::Count | Self::Pages => Self::Bytes,
         }
     }
 

@@ -1,5 +1,7 @@
 //! Profiles for tests: every kind of frame, loss and end, with numbers that can be checked by hand.
 
+mod several;
+
 use std::{sync::Arc, time::Duration};
 
 use memtrace_common::{
@@ -11,6 +13,8 @@ use crate::profile::{
     Amount, By, Events, Function, LateCode, NameProblem, NamedProcess, NamedProfile, NamedStack, ProcessState,
     SourceLine, Subject, TraceEnd, UNKNOWN_CALL_PATH, UnwindProblem, Unwinding,
 };
+
+pub use several::several;
 
 pub fn amount(bytes: u64, count: u64) -> Amount {
     Amount { bytes, count }
@@ -69,7 +73,7 @@ pub fn plain() -> NamedProfile {
     let root = ["_start", "__libc_start_main", "main"];
     let path = |inner: &[&'static str]| [&root[..], inner].concat();
     let megabyte = 1 << 20;
-    NamedProfile {
+    let profile = NamedProfile {
         subject: Subject::Heap,
         processes: vec![NamedProcess {
             rss: Some((412 * megabyte, 530 * megabyte + megabyte / 2)),
@@ -128,7 +132,21 @@ pub fn plain() -> NamedProfile {
         unwinding: Unwinding::default(),
         memory: None,
         problems: Vec::new(),
+    };
+    of_one_process(profile)
+}
+
+/// Sets what the only process has done.
+fn of_one_process(mut profile: NamedProfile) -> NamedProfile {
+    let process = &mut profile.processes[0];
+    (process.allocated, process.freed, process.unfreed) = Default::default();
+    for stack in &mut profile.stacks {
+        stack.comm = Arc::clone(&process.comm);
+        process.allocated = process.allocated.plus(stack.allocated);
+        process.freed = process.freed.plus(stack.freed);
+        process.unfreed = process.unfreed.plus(stack.unfreed);
     }
+    profile
 }
 
 /// Everything that can go wrong or be hostile in one profile.
@@ -179,10 +197,7 @@ pub fn hostile() -> NamedProfile {
         // Young blocks are neither freed nor counted.
         with(stack(&["main", "young", "malloc"], amount(500, 5), amount(0, 0)), |stack| stack.freed = amount(200, 2)),
     ];
-    for stack in &mut profile.stacks {
-        stack.comm = Arc::clone(&profile.processes[0].comm);
-    }
-    profile
+    of_one_process(profile)
 }
 
 /// With source lines, in files of harmless and of hostile names. Two paths differ only in a line.
@@ -200,7 +215,7 @@ pub fn lined() -> NamedProfile {
         lines(&["main", "evil", "malloc"], &[None, Some(("/x/\u{1b}[31m<&;\n a \u{202e}.c 5", u32::MAX)), None]),
         lines(&["main", "slash", "malloc"], &[None, Some(("/", 1)), None]),
     ];
-    profile
+    of_one_process(profile)
 }
 
 /// A trace that saw nothing while memory grew.
@@ -209,5 +224,5 @@ pub fn empty() -> NamedProfile {
     profile.stacks.clear();
     profile.events = Events::default();
     profile.end = TraceEnd::Interrupted;
-    profile
+    of_one_process(profile)
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use memtrace_common::stack::StackEnd;
 
+use crate::profile::{By, GroupKind, ProcessState};
+
 use super::{
-    sample::{amount, empty, hostile, plain},
+    sample::{amount, empty, hostile, plain, several},
     *,
 };
 
@@ -17,7 +19,7 @@ fn innermost<'a>(row: &LeakRow<'a>) -> &'a str {
 
 #[test]
 fn samples_balance() {
-    for profile in [plain(), hostile(), empty()] {
+    for profile in [plain(), hostile(), empty()].into_iter().chain(By::ALL.map(several)) {
         profile.check().unwrap();
     }
 }
@@ -113,4 +115,78 @@ fn losses_that_keep_totals_are_no_lower_bound() {
 #[test]
 fn growth_without_events_is_noticed() {
     assert_eq!(coverage(&empty()).missed_growth(), Some((118 << 20) + (1 << 19)));
+}
+
+/// Whatever a profile is split by, nothing is added, lost or counted twice.
+#[test]
+fn groups_add_up_to_the_whole() {
+    let whole = several(By::None);
+    for by in [By::Thread, By::Process, By::Cgroup] {
+        let profile = several(by);
+        for which in Which::ALL {
+            for unit in Unit::ALL {
+                let table = groups(&profile, unit, which);
+                assert_eq!(table.rows.len(), profile.groups.len());
+                let sum = table.rows.iter().fold(amount(0, 0), |sum, row| sum.plus(row.amount));
+                assert_eq!((sum, table.total), (table.total, leaks(&whole, unit, which).total));
+                let shares: f64 = table.rows.iter().map(|row| row.share).sum();
+                assert!((shares - 1.0).abs() < 0.001 || unit == Unit::Pages, "{shares}");
+                assert!(table.rows.is_sorted_by_key(|row| std::cmp::Reverse(unit.of(row.amount))));
+            }
+        }
+        let of_processes = profile.processes.iter().fold(amount(0, 0), |sum, process| sum.plus(process.unfreed));
+        assert_eq!(of_processes, groups(&profile, Unit::Bytes, Which::Unfreed).total);
+    }
+    assert_eq!(groups(&whole, Unit::Bytes, Which::All).rows, []);
+}
+
+#[test]
+fn groups_ranked_by_what_they_hold() {
+    let profile = several(By::Process);
+    let table = groups(&profile, Unit::Bytes, Which::Unfreed);
+    let kinds: Vec<&GroupKind> = table.rows.iter().map(|row| &row.group.kind).collect();
+    assert_eq!(kinds, [1, 0, 4, 3, 2].map(GroupKind::Process).iter().collect::<Vec<_>>());
+    assert_eq!(table.rows[0].amount, amount((20 << 20) + 4096 + 100, 1211));
+    // The one that ended holds nothing any more, but has allocated.
+    assert_eq!(table.rows[4].amount, amount(0, 0));
+    assert_eq!(groups(&profile, Unit::Count, Which::All).rows[1].amount, amount(30 << 20, 3000));
+}
+
+#[test]
+fn roots_and_owners() {
+    let of = |by| {
+        let profile = several(by);
+        let owners = Owners::new(&profile);
+        let text =
+            |stack| (groups::roots(&profile, stack).join("|"), owners.of(stack).unwrap_or_default().into_owned());
+        let found: Vec<(String, String)> = profile.stacks.iter().map(text).collect();
+        found
+    };
+    let is =
+        |found: &(String, String), root: &str, owner: &str| assert_eq!(*found, (root.to_owned(), owner.to_owned()));
+    // The configuration of two processes and the serving of three are one path each.
+    let paths = of(By::None);
+    assert_eq!(paths.len(), 6);
+    is(&paths[0], "nginx", "nginx");
+    is(&of(By::Process)[0], "nginx (100)", "nginx (pid 100)");
+    is(&of(By::Thread)[3], "nginx (101)|# a;\u{7}<b>& (105)", "nginx (pid 101), # a;\u{7}<b>& (tid 105)");
+    is(&of(By::Thread)[4], "nginx (101)|[unknown thread]", "nginx (pid 101), [unknown thread]");
+    is(&of(By::Thread)[5], "nginx (102)|[no name] (102)", "nginx (pid 102), [no name] (tid 102)");
+    is(&of(By::Cgroup)[0], "[cgroup] /system.slice/nginx.service|nginx", "/system.slice/nginx.service, nginx");
+    is(of(By::Cgroup).last().unwrap(), "[unknown cgroup]|", "[unknown cgroup], [no name]");
+    // Where all is of one program, that is not said of every path.
+    let plain = plain();
+    assert!(Owners::new(&plain).of(&plain.stacks[0]).is_none());
+}
+
+#[test]
+fn processes_that_were_missed_make_totals_lower_bounds() {
+    let mut profile = several(By::None);
+    let found = coverage(&profile);
+    assert_eq!(found.missed().count(), 3);
+    assert!(found.lower_bound && found.losses.is_empty());
+    let rss = found.rss.unwrap();
+    assert_eq!((rss.before, rss.after, rss.processes), (15 << 20, 40 << 20, 3));
+    profile.processes.retain(|process| !matches!(process.state, ProcessState::Missed { .. }));
+    assert!(!coverage(&profile).lower_bound);
 }
