@@ -50,7 +50,6 @@ pub enum EventKind {
     /// A process that is not traced was forked or has executed a program. Only if that is asked for
     /// ([`crate::settings::globals::ANNOUNCE`]).
     Appeared = 6,
-
 }
 
 impl EventKind {

@@ -36,9 +36,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let process = Process::open(args.pid)?;
         let mut interrupt = Interrupt::install()?;
         let options = Options::plain(Budget::from_mebibytes(MIN_MIB));
-        let mut session = Session::attach(process, None, &options, Probes::Empty)?;
+        let mut session = Session::attach(vec![process], None, &options, Probes::Empty)?;
         session.start()?;
-        eprintln!("tracing {:?} with empty programs", session.process().comm());
+        eprintln!("tracing {} with empty programs", session.subject());
         session.run(args.duration, interrupt.wait(), std::future::pending(), |_, _| {}).await?;
         Ok(ExitCode::SUCCESS)
     })

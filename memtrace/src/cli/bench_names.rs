@@ -116,6 +116,7 @@ fn profile(args: &Args, addresses: Vec<u64>) -> Profile {
         duration: Duration::from_secs(1),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
+        attached_late: Vec::new(),
         functions: vec![Function { name: "malloc".into(), module: String::new() }],
         stacks: addresses.chunks(DEPTH).map(stack).collect(),
         events: Events::default(),

@@ -71,7 +71,7 @@ fn attach(launched: &mut Launched, options: &Options, probes: Probes) -> anyhow:
         }
     }
     // At the entry point without glibc the program is static, or this says what is there instead.
-    let mut session = Session::attach(process, None, options, probes)?;
+    let mut session = Session::attach(vec![process], None, options, probes)?;
     session.start()?;
     if let Reached::Condition = reached
         && let Reached::Ended(status) = launched.run_to_entry()?
@@ -127,6 +127,42 @@ impl Command {
                 Err(error)
             }
         }
+    }
+
+    /// Lets a command that has executed another program ([`Stop::Exec`]) go on to that one's entry point, where `session`
+    /// attaches to it.
+    ///
+    /// # Errors
+    /// It can't be traced; it is left as it is.
+    pub fn go_on_in(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let Some(mut launched) = self.launched.take() else { return Ok(()) };
+        self.held = None;
+        let held = launched.hold_at_entry().map_err(anyhow::Error::from).and_then(|()| {
+            let process = Process::open(launched.pid())?;
+            let maps_libc = || mappings::read(&process).is_ok_and(|mappings| mappings::maps_libc(&mappings));
+            let reached = launched.run_until(maps_libc)?;
+            session.attach_held()?;
+            if let Reached::Condition = reached
+                && let Reached::Ended(status) = launched.run_to_entry()?
+            {
+                return Ok(Some(status));
+            }
+            session.refresh_modules();
+            Ok(None)
+        });
+        match held {
+            Ok(Some(status)) => self.status = Some(status),
+            Ok(None) => {
+                launched.release_until_end()?;
+                self.launched = Some(launched);
+            }
+            Err(error) => {
+                self.launched = Some(launched);
+                self.go_on();
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Lets the command go on if it is held.

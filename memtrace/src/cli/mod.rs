@@ -15,7 +15,6 @@ mod selftest;
 pub mod session;
 mod signals;
 mod sweeper;
-#[cfg_attr(not(test), expect(dead_code, reason = "not joined to the commands yet"))]
 mod targets;
 mod trace;
 mod unwinding;

@@ -88,6 +88,7 @@ async fn exactness(workload: &mut Workload, budget: Budget) -> anyhow::Result<Ex
     let mut session = workload.attach(budget, Probes::Recording)?;
     let names = session
         .discovery()
+        .context("the workload is not traced")?
         .sites
         .iter()
         .map(|site| [site.function.clone().into_owned()].into_iter().chain(site.aliases.clone()).collect())
@@ -131,7 +132,7 @@ impl Workload {
     }
 
     fn attach(&self, budget: Budget, probes: Probes) -> anyhow::Result<Session> {
-        Session::attach(Process::open(self.child.id())?, None, &Options::plain(budget), probes)
+        Session::attach(vec![Process::open(self.child.id())?], None, &Options::plain(budget), probes)
     }
 
     fn ask(&mut self, command: &str) -> anyhow::Result<()> {

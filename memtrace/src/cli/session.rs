@@ -31,18 +31,18 @@ use memtrace_common::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use self::{follow::Pending, memory::CallStream, sites::{Place, Sites}, traced::Traced};
+use self::{
+    follow::Pending,
+    memory::CallStream,
+    sites::{Place, Sites},
+    traced::Traced,
+};
 use super::{launch::Stop, limits, unwinding::Unwinding};
 use crate::{
     collect::{growth::Growth, modules::Modules, stacks},
-    kernel::{
-        Scope, Tracer,
-        budget::Budget,
-        source::uprobe::AttachPoint,
-        tracer::EventStream,
-    },
+    kernel::{Scope, Tracer, budget::Budget, tracer::EventStream},
     profile::{self, Amount, By, Profile, Subject, TraceEnd},
-    target::{Process, Selection, pages::PageKind},
+    target::{Discovery, Process, Selection, pages::PageKind},
 };
 
 /// How often the target's resident set and mappings are looked at without a reason.
@@ -243,19 +243,14 @@ impl Session {
         format!("{} functions of {} probed", self.sites.functions().len(), modules.join(", "))
     }
 
-    /// The probes of the process that was named first.
-    pub fn points(&self) -> Vec<AttachPoint> {
-        self.traced.get(&self.first).map(|traced| traced.points.values().cloned().collect()).unwrap_or_default()
+    /// What was found in it.
+    pub fn discovery(&self) -> Option<&Discovery> {
+        self.traced.get(&self.first).map(|traced| &*traced.discovery)
     }
 
-    /// The probed functions.
-    pub fn functions(&self) -> &[profile::Function] {
-        self.sites.functions()
-    }
-
-    /// The process that was named first, as a profile has it.
-    pub fn first(&self) -> Option<profile::Process> {
-        self.traced.get(&self.first).map(Traced::report)
+    /// The mappings of its code seen so far. Their paths can be used for as long as `self` lives.
+    pub fn mappings(&self) -> &[profile::Mapping] {
+        self.traced.get(&self.first).map(|traced| traced.modules.mappings()).unwrap_or_default()
     }
 
     /// The loaded programs and their tables.
@@ -442,7 +437,9 @@ impl Session {
                     }
                 }
                 Some(EventKind::NewStack) => self.note_stack(event.value, event.time)?,
-                Some(EventKind::Fork) => self.forked(number, event.value as u32, (event.value >> 32) as u32, event.time)?,
+                Some(EventKind::Fork) => {
+                    self.forked(number, event.value as u32, (event.value >> 32) as u32, event.time)?
+                }
                 Some(EventKind::Exec) => {
                     if self.executed(event.tgid, event.value as u32, event.time)? {
                         return Ok(true);

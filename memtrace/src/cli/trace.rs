@@ -1,7 +1,6 @@
 //! What all tracing commands do: attach or start, record, name the addresses, write the outputs.
 
 use std::{
-    ffi::OsString,
     future,
     io::{self, IsTerminal as _},
     path::PathBuf,
@@ -15,10 +14,11 @@ use memtrace_common::settings::Unwind;
 use super::{
     FAILURE, UsageError, colour,
     launch::{self, Command, Stop},
-    options::{budget, format, seconds, unwind},
+    options::{budget, by, format, seconds, unwind},
     progress::Progress,
-    session::{Ask, Finished, Options, Probes, Session, Watch},
+    session::{Ask, Finished, OnExec, Options, Probes, Session, Watch},
     signals::Interrupt,
+    targets::Targets,
 };
 use crate::{
     kernel::{
@@ -26,19 +26,17 @@ use crate::{
         budget::{Budget, DEFAULT_MIB, Uses},
     },
     output::{self, Format, Outputs, ViewOptions, Written},
-    profile::{NamedProfile, Subject, TraceEnd},
+    profile::{By, NamedProfile, Subject, TraceEnd},
     symbol::{self, debuginfod::Settings},
-    target::Process,
+    target::{Process, Selection},
     view::{self, Unit, Which},
 };
 
 /// Options of all tracing commands.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "command"]))]
 pub struct Common {
-    /// Process to trace
-    #[arg(short, long, value_name = "PID")]
-    pid: Option<u32>,
+    #[command(flatten)]
+    targets: Targets,
     /// How long to trace [default: until Ctrl-C or the end of the process]
     #[arg(short, long, value_name = "SECS", value_parser = seconds)]
     duration: Option<Duration>,
@@ -70,9 +68,13 @@ pub struct Common {
     /// Memory for the kernel side's tables, MiB
     #[arg(long, value_name = "MIB", value_parser = budget, default_value_t = DEFAULT_MIB)]
     memory_budget: u32,
-    /// Follows the processes that the traced one forks, and those that they fork, until they execute another program
+    /// Traces the processes too that the traced ones fork, and the programs that those execute. (With --comm, --cgroup,
+    /// --container and --all-processes that is always so, for those that belong to it.)
     #[arg(long)]
     children: bool,
+    /// Splits the results: thread, process or cgroup
+    #[arg(long, value_name = "WHAT", value_parser = by)]
+    by: Option<By>,
     /// Does not look at the process's memory as a whole: no split of its RSS at the end
     #[arg(long)]
     no_reconcile: bool,
@@ -82,9 +84,6 @@ pub struct Common {
     /// Walks every stack from its innermost frame, so that the benchmark can compare
     #[arg(long, hide = true)]
     plain_walks: bool,
-    /// Command to start and trace; its exit status becomes memtrace's
-    #[arg(last = true, value_name = "CMD")]
-    command: Vec<OsString>,
 }
 
 /// One command's trace.
@@ -130,15 +129,15 @@ pub fn run(job: &Job) -> anyhow::Result<ExitCode> {
     // Signals, timers and draining take one thread; a command must be held by the thread that started it.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime can't be started")?;
-    if common.command.is_empty() {
-        runtime.block_on(trace_process(job, outputs))
-    } else {
-        runtime.block_on(trace_command(job, outputs))
+    match common.targets.selection()? {
+        Some(selection) => runtime.block_on(trace_processes(job, &selection, outputs)),
+        None => runtime.block_on(trace_command(job, outputs)),
     }
 }
 
-fn options(job: &Job) -> Options {
+fn options(job: &Job, selection: Option<&Selection>) -> Options {
     let common = &job.common;
+    let open = selection.is_some_and(Selection::is_open);
     let watch = Watch { space: job.watch.space || reconciles(common), ..job.watch };
     let uses =
         Uses { blocks: job.probes != Probes::None, pages: job.watch.faults, tracepoints: watch != Watch::default() };
@@ -147,7 +146,11 @@ fn options(job: &Job) -> Options {
         unwind: common.unwind,
         hash_ignore: common.hash_ignore,
         plain_walks: common.plain_walks,
-        follow: common.children,
+        follow: common.children || open,
+        // A command is held where it executes another program, and then begun anew with.
+        on_exec: if selection.is_some() || common.children { OnExec::Follow } else { OnExec::End },
+        unfiltered: selection.is_some_and(Selection::is_all),
+        by: common.by.unwrap_or_default(),
         watch,
     }
 }
@@ -158,43 +161,66 @@ fn reconciles(common: &Common) -> bool {
     !common.no_reconcile && kernel::in_initial_pid_namespace()
 }
 
-async fn trace_process(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> {
-    let pid = job.common.pid.context("no process was named")?;
-    let process = Process::open(pid)?;
+async fn trace_processes(job: &Job, selection: &Selection, outputs: Outputs) -> anyhow::Result<ExitCode> {
+    let open = selection.is_open();
+    let mut processes = Vec::new();
+    for pid in selection.find()? {
+        match Process::open(pid) {
+            Ok(process) => processes.push(process),
+            Err(error) if open => tracing::info!("process {pid} is not traced: {error}"),
+            Err(error) => return Err(error.into()),
+        }
+    }
     let mut interrupt = Interrupt::install()?;
-    let mut session = Session::attach(process, None, &options(job), job.probes)?;
+    let later = open.then(|| selection.clone());
+    let mut session = Session::attach(processes, later, &options(job, Some(selection)), job.probes)?;
     session.start()?;
-    let end = record(job, &mut session, &mut interrupt, job.common.duration, future::pending()).await?;
+    let whom = if open { format!("{}: {}", selection.describe(), session.subject()) } else { session.subject() };
+    let end = record(job, &mut session, &mut interrupt, job.common.duration, future::pending(), &whom).await?;
     let complete = report(job, session.finish(end, &job.ask)?, outputs)?.1;
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILURE) })
 }
 
 async fn trace_command(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
-    let (mut session, mut command) = launch::start(&job.common.command, &options(job), job.probes)?;
+    let options = options(job, None);
+    let (mut session, mut command) = launch::start(job.common.targets.command(), &options, job.probes)?;
     let until = job.common.duration.and_then(|duration| Instant::now().checked_add(duration));
-    let end = loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let end = record(job, &mut session, &mut interrupt, left, command.stops()).await?;
+    let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
+    let mut end = loop {
+        let whom = session.subject();
+        let end = record(job, &mut session, &mut interrupt, left(), command.stops(), &whom).await?;
         if end != TraceEnd::TargetExecuted {
             break end;
         }
         // The end of the old program may have been seen before the command is held at the beginning of the new one.
-        if command.stops().await? == Stop::Exec {
-            eprintln!("memtrace: the command executes another program: what it did before is left out");
-            drop(session);
-            match command.attach_again(&options(job), job.probes) {
-                Ok(Some(again)) => session = again,
-                Ok(None) => bail!("the command ended while it executed another program"),
-                Err(error) => {
-                    command.go_on();
-                    return Err(error);
-                }
-            }
-        } else {
+        if command.stops().await? != Stop::Exec {
             break TraceEnd::TargetExited;
         }
+        if job.common.children {
+            command.go_on_in(&mut session)?;
+            continue;
+        }
+        eprintln!("memtrace: the command executes another program: what it did before is left out");
+        drop(session);
+        match command.attach_again(&options, job.probes) {
+            Ok(Some(again)) => session = again,
+            Ok(None) => bail!("the command ended while it executed another program"),
+            Err(error) => {
+                command.go_on();
+                return Err(error);
+            }
+        }
     };
+    if end == TraceEnd::TargetExited && job.common.children {
+        // What it forked can go on without it.
+        session.end_first()?;
+        command.go_on();
+        if session.goes_on() {
+            let whom = session.subject();
+            end = record(job, &mut session, &mut interrupt, left(), future::pending(), &whom).await?;
+        }
+    }
     let finished = session.finish(end, &job.ask);
     if end == TraceEnd::TargetExited {
         command.go_on();
@@ -214,12 +240,12 @@ async fn record(
     interrupt: &mut Interrupt,
     duration: Option<Duration>,
     stops: impl Future<Output = anyhow::Result<Stop>>,
+    whom: &str,
 ) -> anyhow::Result<TraceEnd> {
     let mut progress = Progress::tracing();
-    let pid = session.process().pid();
     let until = if duration.is_some() { "" } else { "; Ctrl-C ends the trace" };
     // Tests and scripts wait for this line: recording has begun.
-    eprintln!("tracing {:?} (pid {pid}): {}{until}", session.process().comm(), session.probed());
+    eprintln!("tracing {whom}: {}{until}", session.probed());
     let noun = match job.subject {
         Subject::Heap | Subject::Touched => "allocations",
         Subject::Faults => "page faults",

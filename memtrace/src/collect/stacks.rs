@@ -202,6 +202,7 @@ mod tests {
         live.add(&block(11, 91 * SECOND, 2));
         // The last is not of an allocator function.
         let records = HashMap::from([(2, record(3, &[8, 9])), (3, record(special::FAULT, &[8]))]);
+        let owners = Owners { processes: HashMap::from([(1, 4)]), threads: HashMap::from([((1, 0), 2)]) };
         let (stacks, imbalances) = assemble(
             &records,
             &[Totals::default(), totals((4096, 1), (0, 0)), totals((30, 4), (7, 1)), totals((4096, 1), (0, 0))],
@@ -209,10 +210,12 @@ mod tests {
             &Growth::default(),
             Duration::from_secs(50),
             |site| (site < 9).then_some(usize::from(site)),
+            &owners,
         );
         assert!(imbalances.is_empty(), "{imbalances:?}");
         assert_eq!(stacks.len(), 1);
         assert_eq!(stacks[0].1.leaf, Leaf::Function(3));
+        assert_eq!((stacks[0].1.process, stacks[0].1.thread), (4, Some(2)));
         assert_eq!(stacks[0].1.frames, vec![9, 8], "innermost first");
         assert_eq!(stacks[0].1.end, StackEnd::Depth);
         assert_eq!(stacks[0].1.unfreed, Amount { bytes: 12, count: 2 });
@@ -231,6 +234,7 @@ mod tests {
             &Growth::default(),
             Duration::from_secs(1),
             |_| None,
+            &Owners::default(),
         );
         assert_eq!(imbalances.iter().map(|i| i.stack).collect::<Vec<_>>(), vec![2, 3]);
     }
@@ -246,6 +250,7 @@ mod tests {
             &Growth::default(),
             Duration::from_secs(1),
             |_| Some(0),
+            &Owners::default(),
         );
         assert!(imbalances.is_empty());
         assert_eq!(stacks[0].1.leaf, Leaf::Unknown);

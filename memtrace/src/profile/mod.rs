@@ -82,6 +82,8 @@ pub struct Profile {
     pub older: Duration,
     /// The probed functions; [`Stack::function`] is an index of it.
     pub functions: Vec<Function>,
+    /// Allocators that were loaded during the trace.
+    pub attached_late: Vec<AttachedLate>,
     /// Every distinct call stack with at least one allocation.
     pub stacks: Vec<Stack>,
     /// What the probes saw.
@@ -105,6 +107,19 @@ pub enum TraceEnd {
     TargetExited,
     /// The target executed another program.
     TargetExecuted,
+}
+
+/// An allocator that a process loaded during the trace: what it did before is not seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachedLate {
+    /// Index in [`Profile::processes`].
+    pub process: usize,
+    /// File name of the module. Escape before printing.
+    pub module: String,
+    /// How many functions of it were probed then.
+    pub functions: u64,
+    /// From the start of the trace.
+    pub since: Duration,
 }
 
 /// A probed function.

@@ -8,8 +8,8 @@ use memtrace_common::{
 };
 
 use super::{
-    Amount, By, Events, Function, Imbalance, Memory, ProcessState, Resident, Subject, Thread, TraceEnd, Unwinding,
-    check_balance,
+    Amount, AttachedLate, By, Events, Function, Imbalance, Memory, ProcessState, Resident, Subject, Thread, TraceEnd,
+    Unwinding, check_balance,
 };
 
 /// The only frame of pages that no call path is known for.
@@ -43,6 +43,8 @@ pub struct NamedProfile {
     pub older: Duration,
     /// The probed functions.
     pub functions: Vec<Function>,
+    /// Allocators that were loaded during the trace.
+    pub attached_late: Vec<AttachedLate>,
     /// The call paths, in the order in which they were first recorded.
     pub stacks: Vec<NamedStack>,
     /// What the probes saw.

@@ -117,6 +117,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
         end: profile.end,
         older: profile.older,
         functions: profile.functions.clone(),
+        attached_late: profile.attached_late.clone(),
         stacks: merged.finish(&names, options.lines),
         events: profile.events,
         losses: profile.losses.clone(),

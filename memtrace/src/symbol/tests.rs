@@ -85,6 +85,7 @@ pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
         duration: Duration::from_secs(10),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
+        attached_late: Vec::new(),
         functions: vec![
             Function { name: "malloc".into(), module: "libc.so.6".into() },
             Function { name: "calloc".into(), module: "libc.so.6".into() },

@@ -85,6 +85,7 @@ pub fn plain() -> NamedProfile {
         duration: Duration::from_secs(60),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
+        attached_late: Vec::new(),
         functions: vec![
             function("malloc", "libc.so.6"),
             function("calloc", "libc.so.6"),
@@ -127,7 +128,14 @@ pub fn plain() -> NamedProfile {
             ),
             stack(&path(&["touch", "malloc"]), amount(0, 7), amount(0, 7)),
         ],
-        events: Events { allocations: 702_047, frees: 700_900, frees_unknown: 90, nested: 12, failed: 0 },
+        events: Events {
+            allocations: 702_047,
+            frees: 700_900,
+            frees_unknown: 90,
+            frees_inherited: 0,
+            nested: 12,
+            failed: 0,
+        },
         losses: Vec::new(),
         unwinding: Unwinding::default(),
         memory: None,

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, num::NonZeroU32};
 use memtrace::kernel::{
     Settings, Tracer,
     budget::Budget,
-    source::uprobe::{AttachPoint, Role},
+    source::uprobe::{AttachPoint, Reach, Role},
 };
 use object::{LittleEndian, Object as _, ObjectSegment as _, ObjectSymbol as _, read::elf::ElfFile64};
 
@@ -358,7 +358,7 @@ fn return_addresses_replaced_for_return_probes() {
             name: function.to_owned(),
         })
         .into();
-    other.attach_empty(&points, pid).expect("return probes");
+    other.attach_empty(&points, Reach { pid: Some(pid), image: 0 }).expect("return probes");
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file = directory.path().join("all.folded");
     let command = ["memstacks", "-p", &pid.to_string(), "--all", "-o", file.to_str().expect("a path")];

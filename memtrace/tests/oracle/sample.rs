@@ -54,7 +54,7 @@ async fn run(program: &Program) -> Taken {
     assert!(!matches!(reached, Reached::Ended(_)), "{} has no C library", program.name);
     let options = Options { unwind: Unwind::Auto, ..Options::plain(Budget::from_mebibytes(64)) };
     let probes = Probes::Oracle { bytes: RING, every: program.every };
-    let mut session = Session::attach(process, None, &options, probes).expect("the program can be traced");
+    let mut session = Session::attach(vec![process], None, &options, probes).expect("the program can be traced");
     let mut stream = session.tracer().take_oracle().expect("a ring buffer").expect("it is there once");
     session.start().expect("the trace starts");
     let reached = launched.run_to_entry().expect("the program can be held");

@@ -308,6 +308,7 @@ mod tests {
             duration: Duration::from_secs(1),
             end: TraceEnd::Interrupted,
             older: Duration::ZERO,
+            attached_late: Vec::new(),
             functions: names()
                 .iter()
                 .map(|names| Function { name: names[0].clone(), module: "libc.so.6".into() })

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     rc::Rc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context as _, bail};
@@ -11,11 +11,8 @@ use memtrace_common::settings::Unwind;
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    CallStream, HOUSEKEEPING, Options, Probes, Session, Sites, Traced, Watch, limits,
-    memory::Memory,
-    monotonic_now,
-    sites::Place,
-    traced::State,
+    CallStream, HOUSEKEEPING, Options, Probes, Session, Sites, Traced, Watch, limits, memory::Memory, monotonic_now,
+    sites::Place, traced::State,
 };
 use crate::{
     cli::{sweeper::Sweeper, unwinding::Unwinding},
@@ -296,7 +293,10 @@ fn refuse_hazards(process: &Process) -> anyhow::Result<()> {
 /// Probes in every process would harm one that is not looked at.
 fn refuse_hazards_of_all() -> anyhow::Result<()> {
     let Some(release) = Release::running() else { return Ok(()) };
-    match hazard::of_return_probes(release, TargetTraits { seccomp: true, shadow_stack: release >= hazard::SHADOW_STACKS }) {
+    match hazard::of_return_probes(
+        release,
+        TargetTraits { seccomp: true, shadow_stack: release >= hazard::SHADOW_STACKS },
+    ) {
         Some(hazard) => bail!("not every process can be traced on this kernel: {}", hazard.sentence()),
         None => Ok(()),
     }

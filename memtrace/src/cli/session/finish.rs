@@ -230,9 +230,8 @@ impl Session {
         for traced in self.traced.values() {
             let records = tables.records.iter().filter(|(_, record)| record.process == traced.number);
             let records: HashMap<u32, StackRecord> = records.map(|(number, record)| (*number, *record)).collect();
-            let late = traced
-                .late
-                .code(&traced.modules, &records, |number| tables.totals.get(number as usize).copied());
+            let late =
+                traced.late.code(&traced.modules, &records, |number| tables.totals.get(number as usize).copied());
             sum.mappings += late.mappings;
             sum.longest = sum.longest.max(late.longest);
             sum.stacks += late.stacks;
@@ -263,9 +262,8 @@ impl Session {
         if events.allocations > 0 || events.frees > 0 {
             return Ok(());
         }
-        let growth = |traced: &&Traced| {
-            traced.rss.map_or(0, |(before, after)| after.anonymous.saturating_sub(before.anonymous))
-        };
+        let growth =
+            |traced: &&Traced| traced.rss.map_or(0, |(before, after)| after.anonymous.saturating_sub(before.anonymous));
         let Some(traced) = self.traced.values().max_by_key(growth) else { return Ok(()) };
         let grown = growth(&traced);
         if grown < UNSEEN_GROWTH {

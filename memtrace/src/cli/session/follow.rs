@@ -172,7 +172,8 @@ impl Session {
     /// Tries to attach the processes whose turn it is.
     pub(super) fn try_pending(&mut self) -> anyhow::Result<()> {
         let now = Instant::now();
-        let (due, rest) = std::mem::take(&mut self.pending).into_iter().partition(|pending: &Pending| pending.due <= now);
+        let (due, rest) =
+            std::mem::take(&mut self.pending).into_iter().partition(|pending: &Pending| pending.due <= now);
         self.pending = rest;
         let due: Vec<Pending> = due;
         for mut pending in due {
@@ -228,6 +229,18 @@ impl Session {
         }
         tracing::info!("tracing {:?} (pid {}) too", traced.process.comm(), traced.process.pid());
         Ok(())
+    }
+
+    /// Attaches now to what is held for that: a command that has executed another program.
+    ///
+    /// # Errors
+    /// The kernel's tables can't be read.
+    pub fn attach_held(&mut self) -> anyhow::Result<()> {
+        self.drain()?;
+        for pending in &mut self.pending {
+            pending.due = Instant::now();
+        }
+        self.try_pending()
     }
 
     /// The first thread of a process has ended: the process may have.

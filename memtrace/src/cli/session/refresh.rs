@@ -78,15 +78,11 @@ impl Session {
         }
         let Ok(mappings) = mappings::read(&traced.process) else { return Ok(()) };
         traced.note_searched(&mappings);
-        let from = match Rc::get_mut(&mut traced.discovery) {
-            Some(discovery) => target::discover::look_again(&traced.process, discovery, &mappings).map(|new| new.start),
-            // It is shared with forked processes, which do not have what is new.
-            None => target::discover_in(&traced.process, &mappings).map(|discovery| {
-                // The paths of its probes lead to what it holds open.
-                traced.held.push(std::mem::replace(&mut traced.discovery, Rc::new(discovery)));
-                0
-            }),
-        };
+        let from = target::discover_in(&traced.process, &mappings).map(|discovery| {
+            // The paths of its probes lead to what it holds open.
+            traced.held.push(std::mem::replace(&mut traced.discovery, Rc::new(discovery)));
+            0
+        });
         let from = match from {
             Ok(from) => from,
             Err(error) => {
@@ -119,7 +115,8 @@ impl Session {
                 .collect();
             modules.dedup();
             for module in modules {
-                let functions = new.iter().filter(|(_, point)| point.name.ends_with(&format!("{module:?}"))).count() as u64;
+                let functions =
+                    new.iter().filter(|(_, point)| point.name.ends_with(&format!("{module:?}"))).count() as u64;
                 if functions > 0 {
                     note_late(traced, module, functions, since);
                     self.attached_late.push(AttachedLate { number, module: module.to_owned(), functions, since });

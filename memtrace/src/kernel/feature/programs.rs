@@ -15,7 +15,7 @@ use crate::{
         budget::{self, Budget, Uses},
         hazard::{self, TargetTraits},
         release::Release,
-        source::uprobe::{AttachPoint, Role},
+        source::uprobe::{AttachPoint, Reach, Role},
     },
     target::{launch, mappings},
 };
@@ -182,7 +182,8 @@ fn fire(mut tracer: Tracer) -> Result<(Seen, Messages), Failure> {
     ];
     let pid = NonZeroU32::new(std::process::id()).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?;
     tracer.attach_process_events()?;
-    tracer.attach_allocator(&points, pid)?;
+    let image = tracer.add_process(None, true)?.unwrap_or_default();
+    tracer.attach_allocator(&points, Reach { pid: Some(pid), image })?;
     tracer.start()?;
     for size in 1..=ALLOCATIONS {
         black_box(allocate(size));

@@ -175,6 +175,11 @@ impl Selection {
         !matches!(self.rule, Rule::Pids(_) | Rule::PidsIn(..))
     }
 
+    /// Whether it selects every process.
+    pub fn is_all(&self) -> bool {
+        matches!(self.rule, Rule::All)
+    }
+
     /// What it selects, for a message: `processes named "nginx"`. Names in it are escaped.
     pub fn describe(&self) -> String {
         match &self.rule {
