@@ -154,7 +154,7 @@ fn reasons(coverage: &Coverage) -> Vec<(&'static str, String)> {
         .collect();
     if !rest.is_empty() {
         let processes: usize = rest.iter().map(|(_, of)| of.len()).sum();
-        lines.push(("", format!("… and {processes} more for {} more", units::counted(rest.len() as u64, "reason"))));
+        lines.push(("", format!("… and {processes} more for {}", units::counted(rest.len() as u64, "other reason"))));
     }
     lines
 }
@@ -173,3 +173,7 @@ pub fn sum_over(some: usize, all: usize) -> String {
         _ => format!(", sum over {some} of {all} processes: pages that they share count for each"),
     }
 }
+
+#[cfg(test)]
+#[path = "processes_tests.rs"]
+mod tests;

@@ -197,3 +197,50 @@ fn names_are_whole_in_the_table_when_asked_for() {
         assert!(written(format, &sample::plain(), &options(Which::Unfreed, Unit::Bytes)).contains(name));
     }
 }
+
+/// The member that was there before a trace could be of several processes tells the same as it did.
+#[test]
+fn json_still_lists_children() {
+    let content = written(Format::Json, &sample::several(By::None), &ViewOptions::default());
+    let value: serde_json::Value = serde_json::from_str(&content).unwrap();
+    let children = value["coverage"]["children"].as_array().unwrap();
+    let pids: Vec<u64> = children.iter().map(|child| child["pid"].as_u64().unwrap()).collect();
+    assert_eq!(pids, [101, 102]);
+    assert_eq!((&children[0]["rss"]["before"], &children[1]["state"]), (&(5u64 << 20).into(), &"ended".into()));
+    let plain = written(Format::Json, &sample::plain(), &ViewOptions::default());
+    let value: serde_json::Value = serde_json::from_str(&plain).unwrap();
+    assert_eq!(value["coverage"]["children"], serde_json::Value::Null);
+}
+
+/// Numbers in the document lead to where they say, whatever it is split by.
+#[test]
+fn json_indices_lead_somewhere() {
+    for by in By::ALL {
+        let content = written(Format::Json, &sample::several(by), &options(Which::All, Unit::Count));
+        let value: serde_json::Value = serde_json::from_str(&content).unwrap();
+        let counts = |values: &serde_json::Value| -> u64 {
+            values.as_array().unwrap().iter().map(|value| value["count"].as_u64().unwrap()).sum()
+        };
+        let (stacks, groups) = (value["stacks"].as_array().unwrap(), value["groups"].as_array().unwrap());
+        assert_eq!(counts(&value["stacks"]), value["total"]["count"].as_u64().unwrap());
+        assert_eq!(groups.is_empty(), by == By::None);
+        for (number, group) in groups.iter().enumerate() {
+            let of_group = stacks.iter().filter(|stack| stack["group"] == number);
+            let sum: u64 = of_group.clone().map(|stack| stack["count"].as_u64().unwrap()).sum();
+            assert_eq!(group["count"], sum, "{by:?}");
+            for stack in of_group.filter(|_| by != By::Cgroup) {
+                assert_eq!((&stack["process"], &stack["thread"]), (&group["process"], &group["thread"]));
+                let process = &value["processes"][group["process"].as_u64().unwrap() as usize];
+                assert_eq!(process["comm"], stack["comm"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn text_shows_the_top_groups_and_counts_the_rest() {
+    let options = ViewOptions { top: 1, ..ViewOptions::default() };
+    let content = written(Format::Text, &sample::several(By::Process), &options);
+    let rest = "… and 3 more processes with 1053372 B (1.0 MiB) in 48 blocks\ntotal at least 22029088 B";
+    assert!(content.contains(rest), "{content}");
+}

@@ -72,6 +72,8 @@ pub struct Options {
 /// The process or thread of a stack is none of the profile's.
 pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize, usize)) -> NamedProfile {
     let mut names = Names::default();
+    // First, so that there is room for them: they tell stacks apart.
+    let comms: Vec<NameId> = profile.processes.iter().map(|process| names.id(&process.comm)).collect();
     let mut stacks: Vec<Vec<&Stack>> = vec![Vec::new(); profile.processes.len()];
     for stack in &profile.stacks {
         stacks[stack.process].push(stack);
@@ -100,8 +102,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
             located: &located,
         };
         let path = path::name(&known, stack, &mut names);
-        let comm = names.id(&process.comm);
-        merged.add(comm, groups.of(stack), path, stack, &names);
+        merged.add(comms[stack.process], groups.of(stack), path, stack, &names);
         let sum = &mut processes[stack.process];
         sum.allocated = sum.allocated.plus(stack.allocated);
         sum.freed = sum.freed.plus(stack.freed);

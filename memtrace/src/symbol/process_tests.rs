@@ -171,7 +171,10 @@ fn servers(by: By) -> NamedProfile {
     named(&Profile { by, threads, ..several(processes, stacks) })
 }
 
-fn summary(named: &NamedProfile) -> Vec<(&str, &str, Option<usize>, Option<usize>, Option<usize>, u64)> {
+/// Command name, outermost frame, group, process, thread, and how many recorded stacks.
+type Row<'a> = (&'a str, &'a str, Option<usize>, Option<usize>, Option<usize>, u64);
+
+fn summary(named: &NamedProfile) -> Vec<Row<'_>> {
     let row = |stack: &'_ NamedStack| (stack.group, stack.process, stack.thread, stack.recorded);
     let all = named.stacks.iter().map(|stack| (&*stack.comm, frames(stack)[0], row(stack)));
     all.map(|(comm, frame, (group, process, thread, recorded))| (comm, frame, group, process, thread, recorded))

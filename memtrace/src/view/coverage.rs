@@ -1,6 +1,9 @@
 //! What was traced, what was missed, and how sure the numbers are. Every output carries it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 
 use memtrace_common::stack::StackEnd;
 
@@ -201,17 +204,18 @@ fn is_missed(process: &NamedProcess) -> bool {
     matches!(process.state, ProcessState::Missed { .. })
 }
 
+/// Modules and functions in the order in which they are first met, each once.
 fn probed(functions: &[Function]) -> Vec<ProbedModule> {
     let mut modules: Vec<ProbedModule> = Vec::new();
+    let mut positions: HashMap<&str, usize> = HashMap::new();
+    let mut known: HashSet<(usize, &str)> = HashSet::new();
     for function in functions {
-        let position = modules.iter().position(|module| module.module == function.module);
-        let position = position.unwrap_or_else(|| {
+        let position = *positions.entry(&function.module).or_insert_with(|| {
             modules.push(ProbedModule { module: function.module.clone(), functions: Vec::new() });
             modules.len() - 1
         });
-        let names = &mut modules[position].functions;
-        if !names.contains(&function.name) {
-            names.push(function.name.clone());
+        if known.insert((position, &function.name)) {
+            modules[position].functions.push(function.name.clone());
         }
     }
     modules

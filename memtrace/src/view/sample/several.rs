@@ -47,8 +47,11 @@ fn threads() -> Vec<Thread> {
         .into()
 }
 
-/// What each thread did: process, thread, call path, all that it allocated, and what of it is unfreed.
-fn stacks() -> Vec<(usize, Option<usize>, &'static [&'static str], Amount, Amount)> {
+/// Process, thread, call path, all that it allocated, and what of it is unfreed.
+type Did = (usize, Option<usize>, &'static [&'static str], Amount, Amount);
+
+/// What each thread did.
+fn stacks() -> Vec<Did> {
     const CONFIG: &[&str] = &["_start", "main", "load_config", "malloc"];
     const SERVE: &[&str] =
         &["_start", "main", "serve", "buffer(unsigned long)", "operator new(unsigned long)", "malloc"];
