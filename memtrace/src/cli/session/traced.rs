@@ -219,7 +219,12 @@ impl Traced {
             unseen: self.unseen,
             mappings: self.modules.mappings().to_vec(),
             names: self.modules.name_sources(),
-            rss: rollups.or(self.rss.map(|(before, after)| (total(before), total(after)))),
+            // What it had before it executed another program is not there any more, and the other is another entry.
+            rss: if self.state == State::Executed {
+                None
+            } else {
+                rollups.or(self.rss.map(|(before, after)| (total(before), total(after))))
+            },
             inherited: self.memory.as_ref().and_then(|memory| memory.inherited),
             ..profile::Process::new(self.process.pid(), self.process.comm())
         }
