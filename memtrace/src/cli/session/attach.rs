@@ -230,10 +230,19 @@ pub(super) fn look(process: Process, probes: Probes) -> anyhow::Result<Traced> {
 
 /// A process that could not be traced.
 pub(super) fn missing(pid: u32, comm: String, error: &anyhow::Error) -> profile::Process {
+    if !Process::open(pid).is_ok_and(|process| process.is_alive()) {
+        return ended(pid, comm);
+    }
     let reason = match error.downcast_ref::<TargetError>() {
         Some(error) => error.to_string(),
         None => format!("{error:#}"),
     };
+    profile::Process { state: ProcessState::Missed { reason }, ..profile::Process::new(pid, comm) }
+}
+
+/// A process that was gone before it could be traced.
+pub(super) fn ended(pid: u32, comm: String) -> profile::Process {
+    let reason = "it ended before its probes were in place".to_owned();
     profile::Process { state: ProcessState::Missed { reason }, ..profile::Process::new(pid, comm) }
 }
 
