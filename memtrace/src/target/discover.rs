@@ -290,17 +290,21 @@ fn choose<'a>(looked: &[Looked<'a>], order: Option<&Order>) -> Vec<Chosen<'a>> {
         let note = |(other, hits): (&usize, &Vec<&Hit>)| Note::Shadowed {
             module: one.module.name().to_owned(),
             by: looked[*other].module.name().to_owned(),
-            functions: hits
-                .iter()
-                .filter(|hit| hit.known.family == Family::C)
-                .map(|hit| hit.known.name.into())
-                .collect(),
+            functions: plain(hits),
         };
         let notes = shadowed.iter().map(note);
         let notes = notes.filter(|note| !matches!(note, Note::Shadowed { functions, .. } if functions.is_empty()));
         chosen.push(Chosen { module: index, hits, notes: notes.collect() });
     }
     chosen
+}
+
+/// The C library's among the functions, for a note.
+fn plain(hits: &[&Hit]) -> Vec<Cow<'static, str>> {
+    let plain = hits.iter().filter(|hit| hit.known.family == Family::C && hit.prefix.is_empty());
+    let mut names: Vec<&'static str> = plain.map(|hit| hit.known.name).collect();
+    names.dedup();
+    names.into_iter().map(Cow::Borrowed).collect()
 }
 
 /// The sites for what was chosen.

@@ -75,6 +75,8 @@ pub struct Scan {
     pub has_symbols: bool,
     /// An allocator whose messages are in it, though no function of it was found.
     pub text: Option<&'static str>,
+    /// Whether it is a program that asks for no dynamic loader: it has the parts of its C library that it uses.
+    pub static_program: bool,
     /// What could not be read, though the rest could.
     pub problem: Option<ModuleProblem>,
     /// Symbols that were looked at.
@@ -90,6 +92,7 @@ impl Scan {
     pub fn of(module: &Module, path: &Path, root: Option<&Root>, program: bool) -> Result<Self, ModuleProblem> {
         let mut names = Names::default();
         let mut scan = Self::dynamic(module, &mut names)?;
+        scan.static_program = program && !module.has_interpreter();
         if !scan.loader && !scan.glibc {
             scan.problem = scan.read_symbols(module, path, root, program, &mut names).err();
         }
@@ -177,10 +180,10 @@ impl Scan {
         }
         let both = |family| roles.contains(&(family, Role::Allocate)) && roles.contains(&(family, Role::Free));
         let prefixes: HashSet<&[u8]> = self.hits.iter().map(|hit| hit.prefix.as_slice()).collect();
-        let whole: HashSet<&[u8]> = prefixes.into_iter().filter(|prefix| is_allocator(&defined, prefix)).collect();
+        let whole: HashSet<&[u8]> = prefixes.into_iter().filter(|prefix| self.is_allocator(&defined, prefix)).collect();
         let whole = |hit: &Hit| whole.contains(hit.prefix.as_slice());
         let belongs = |hit: &Hit| match hit.known.family {
-            // What other modules can refer to is in use, whatever else there is.
+            // Nothing else can have these names where object files refer to each other by them.
             Family::C if hit.prefix.is_empty() => hit.exported || whole(hit),
             // Google's tcmalloc has some of jemalloc's.
             Family::C | Family::Jemalloc => whole(hit),
@@ -194,18 +197,21 @@ impl Scan {
             found.into_iter().filter(|hit| hit.known.family != Family::Cxx).collect()
         }
     }
-}
 
-/// Whether functions with a prefix (or with none) are those of an allocator. The four that everything can be written with
-/// are enough of names that the C library or jemalloc is built with; programs have wrappers under such names (`zmalloc`, …)
-/// but those hardly ever align.
-fn is_allocator(defined: &HashSet<(&[u8], &str)>, prefix: &[u8]) -> bool {
-    const USUAL: [&[u8]; 4] = [b"", b"je_", b"_rjem_", b"jemalloc_"];
-    let has = |name| defined.contains(&(prefix, name));
-    let extended = (has("mallocx") || has("rallocx")) && (has("dallocx") || has("sdallocx"));
-    let basic = has("malloc") && has("free") && has("calloc") && has("realloc");
-    let aligns = has("posix_memalign") || has("aligned_alloc") || has("memalign");
-    extended || (basic && (aligns || USUAL.contains(&prefix)))
+    /// Whether functions with a prefix (or with none) are those of an allocator. The four that everything can be written
+    /// with are enough of names that the C library or jemalloc is built with; programs have wrappers under such names
+    /// (`zmalloc`, …) but those hardly ever align. `__libc_` is glibc's and musl's, before names of the same functions.
+    /// A static program has of its C library what it uses.
+    fn is_allocator(&self, defined: &HashSet<(&[u8], &str)>, prefix: &[u8]) -> bool {
+        const USUAL: [&[u8]; 4] = [b"", b"je_", b"_rjem_", b"jemalloc_"];
+        let has = |name| defined.contains(&(prefix, name));
+        let extended = (has("mallocx") || has("rallocx")) && (has("dallocx") || has("sdallocx"));
+        let basic = has("malloc") && has("free") && has("calloc") && has("realloc");
+        let aligns = has("posix_memalign") || has("aligned_alloc") || has("memalign");
+        let usual = USUAL.contains(&prefix);
+        prefix != b"__libc_"
+            && (extended || (basic && (aligns || usual)) || (has("malloc") && prefix.is_empty() && self.static_program))
+    }
 }
 
 /// Collects the functions of one module from several tables.
@@ -290,3 +296,7 @@ fn text_of_an_allocator(data: &[u8]) -> Option<&'static str> {
     let data = &data[..data.len().min(MAX_TEXT)];
     TEXTS.iter().find(|(text, _)| memchr::memmem::find(data, text).is_some()).map(|(_, name)| *name)
 }
+
+#[cfg(test)]
+#[path = "scan_tests.rs"]
+mod tests;

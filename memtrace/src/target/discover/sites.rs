@@ -68,6 +68,11 @@ pub fn resolve(module: &Module, index: usize, scan: &Scan, hits: &[&Hit]) -> (Ve
     for hit in hits {
         found.entry(hit.address).or_default().add(hit);
     }
+    for hit in &scan.hits {
+        if let Some(entry) = found.get_mut(&hit.address) {
+            entry.add_name(&hit.name());
+        }
+    }
     let inner = look_inside(module, scan, &found);
     leave_out_operators(&mut found, &inner);
     leave_out_jumps(&mut found, &inner);
