@@ -302,17 +302,17 @@ fn definitions<'a>(symbols: Symbols<'a>, name: &str) -> Vec<Symbol<'a>> {
 
 /// One address with functions to trace.
 #[derive(Default)]
-struct Found {
+pub(super) struct Found {
     /// Indexes in [`GLIBC`].
     functions: Vec<usize>,
-    size: u64,
-    indirect: bool,
+    pub size: u64,
+    pub indirect: bool,
     /// Those of the table first.
-    names: Vec<String>,
+    pub names: Vec<String>,
 }
 
 impl Found {
-    fn add_name(&mut self, name: &[u8]) {
+    pub fn add_name(&mut self, name: &[u8]) {
         let name = String::from_utf8_lossy(name);
         if self.names.len() <= MAX_ALIASES && !self.names.iter().any(|known| *known == name) {
             self.names.push(name.into_owned());
@@ -392,7 +392,7 @@ fn split(entry: &Found) -> (Option<&'static Function>, Vec<&'static Function>) {
 }
 
 /// File offset of the function and the placement of its probe, or why there is none.
-fn place(
+pub(super) fn place(
     module: &Module,
     address: u64,
     entry: &Found,

@@ -4,12 +4,14 @@
 //! the files behind it, through the process's own namespaces; [`discover`](mod@discover) finds the allocator there and
 //! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for. [`pages`] reads
 //! which pages of the process are resident. [`rooted`] opens files below the process's root directory, [`generated`] what
-//! names its code that is in no file. [`select`] finds the processes that the command line asks for.
+//! names its code that is in no file. [`select`] finds the processes that the command line asks for, [`custom`] the
+//! allocator functions that it describes.
 //!
 //! Nothing here needs more than read access to `/proc`, and nothing touches the target. Everything read (ELF files,
 //! `/proc` contents, names of symbols and processes) is taken for hostile: parsers are bounded and return errors, and
 //! names are kept as they are, to be escaped by whoever prints them.
 
+pub mod custom;
 pub mod discover;
 mod elf;
 mod error;

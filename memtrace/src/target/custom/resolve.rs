@@ -1,0 +1,357 @@
+//! Finding custom functions in the modules of a process.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashSet},
+    fs::Metadata,
+    os::unix::fs::MetadataExt as _,
+};
+
+use super::{
+    super::{
+        Module, ModuleProblem, Process, TargetError,
+        discover::{self, Found, Note},
+        elf::{Source, Symbol},
+        function::{Function, Role},
+        near::Nearest,
+        site::ProbeSite,
+    },
+    CustomError, names,
+    spec::{Name, Spec, Target},
+};
+
+/// Most functions that one pattern may stand for.
+const MAX_FUNCTIONS: usize = 64;
+/// Most other names kept of a function.
+const MAX_ALIASES: usize = 8;
+/// Most names that an error lists.
+const LISTED: usize = 5;
+
+/// A custom function to probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomSite {
+    /// Where and what; its module is an index in the modules that were searched.
+    pub site: ProbeSite,
+    /// Bytes of every block, where the size is fixed: no argument tells it then.
+    pub constant: Option<u32>,
+    /// Index of what asked for it in the given specs: the first, if several did.
+    pub spec: usize,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Resolved {
+    /// Where probes go, in the order of modules and addresses.
+    pub sites: Vec<CustomSite>,
+    /// For each spec, how many of the sites are its.
+    pub matched: Vec<usize>,
+    /// For each spec, in how many of the searched modules it would have been.
+    pub searched: Vec<usize>,
+    /// What the user should know: functions that cannot be probed, modules that cannot be read; each with its spec.
+    pub notes: Vec<(usize, Note)>,
+}
+
+/// Finds the functions in `modules[from..]` and places their probes. To be called again with a larger `from` when
+/// modules have been loaded; what is known of the earlier modules does not count then.
+///
+/// # Errors
+/// [`CustomError::TooMany`], [`CustomError::Conflict`]; [`CustomError::Target`] if the process has ended.
+pub fn resolve(process: &Process, specs: &[Spec], modules: &[Module], from: usize) -> Result<Resolved, CustomError> {
+    let mut resolved =
+        Resolved { matched: vec![0; specs.len()], searched: vec![0; specs.len()], ..Resolved::default() };
+    if specs.is_empty() {
+        return Ok(resolved);
+    }
+    let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
+    for (index, module) in modules.iter().enumerate().skip(from) {
+        look_into(&mut resolved, specs, index, module, is_same(module, &exe))?;
+    }
+    Ok(resolved)
+}
+
+/// Checks that every spec has its function, of all modules that `resolved` is about: the indexes of those that may yet get
+/// one, since the module that they name has not been loaded.
+///
+/// # Errors
+/// [`CustomError::NoFunction`], [`CustomError::NotProbed`].
+pub fn check(
+    process: &Process,
+    specs: &[Spec],
+    resolved: &Resolved,
+    modules: &[Module],
+) -> Result<Vec<usize>, CustomError> {
+    let mut waiting = Vec::new();
+    for (index, spec) in specs.iter().enumerate() {
+        if resolved.matched.get(index).is_some_and(|matched| *matched > 0) {
+            continue;
+        }
+        if spec.names_module() && resolved.searched.get(index) == Some(&0) {
+            waiting.push(index);
+            continue;
+        }
+        let (pid, text) = (process.pid(), spec.text.clone());
+        if let Some((_, note)) = resolved.notes.iter().find(|(of, _)| *of == index) {
+            return Err(CustomError::NotProbed { pid, text, reason: note.to_string() });
+        }
+        let near = similar(process, spec, modules)?;
+        return Err(CustomError::NoFunction { pid, text, near, with_module: spec.names_module() });
+    }
+    Ok(waiting)
+}
+
+/// Takes the sites out of a discovery whose functions the user has described: the user knows better.
+pub fn overrule(discovered: &mut Vec<ProbeSite>, custom: &[CustomSite]) {
+    let described: HashSet<_> = custom.iter().map(|found| (found.site.module, found.site.function_offset)).collect();
+    discovered.retain(|site| !described.contains(&(site.module, site.function_offset)));
+}
+
+/// A function that specs stand for.
+#[derive(Default)]
+struct Candidate {
+    /// All that do.
+    specs: BTreeSet<usize>,
+    name: String,
+    found: Found,
+}
+
+fn look_into(
+    resolved: &mut Resolved,
+    specs: &[Spec],
+    index: usize,
+    module: &Module,
+    executable: bool,
+) -> Result<(), CustomError> {
+    let soname = soname(module);
+    let here: Vec<_> = (0..specs.len())
+        .filter(|spec| is_module(specs[*spec].module.as_ref(), module, soname.as_deref(), executable))
+        .collect();
+    if here.is_empty() {
+        return Ok(());
+    }
+    let mut candidates: BTreeMap<u64, Candidate> = BTreeMap::new();
+    for spec in &here {
+        resolved.searched[*spec] += 1;
+        if let Target::Address(address) = specs[*spec].function {
+            add(&mut candidates, specs, *spec, module, address, None)?;
+        }
+    }
+    let mut too_many = None;
+    let problem = functions(module, &mut |symbol| {
+        for spec in &here {
+            if too_many.is_none() && is_function(&specs[*spec], &symbol) {
+                let added = add(&mut candidates, specs, *spec, module, symbol.address, Some(&symbol));
+                too_many = added.and_then(|()| limit(&candidates, specs, *spec)).err();
+            }
+        }
+    });
+    if let Some(error) = too_many {
+        return Err(error);
+    }
+    if let Err(problem) = problem {
+        let note = Note::Unreadable { module: module.name().to_owned(), reason: problem.to_string() };
+        resolved.notes.extend(here.iter().map(|spec| (*spec, note.clone())));
+    }
+    name_all(module, &mut candidates);
+    for (address, candidate) in candidates {
+        place(resolved, specs, index, module, address, candidate);
+    }
+    for spec in here {
+        if resolved.matched[spec] > MAX_FUNCTIONS {
+            let of_spec = resolved.sites.iter().filter(|site| site.spec <= spec);
+            let examples = of_spec.map(|site| site.site.function.clone().into_owned()).take(LISTED).collect();
+            return Err(too_many_functions(&specs[spec], examples));
+        }
+    }
+    Ok(())
+}
+
+fn place(resolved: &mut Resolved, specs: &[Spec], index: usize, module: &Module, address: u64, candidate: Candidate) {
+    let Some(first) = candidate.specs.first().copied() else { return };
+    let spec = &specs[first];
+    let function = Function { name: Cow::Owned(candidate.name), role: spec.role, arguments: spec.arguments };
+    match discover::place(module, address, &candidate.found, &function) {
+        Ok((function_offset, placement)) => {
+            candidate.specs.iter().for_each(|spec| resolved.matched[*spec] += 1);
+            resolved.sites.push(CustomSite {
+                site: ProbeSite {
+                    module: index,
+                    aliases: candidate
+                        .found
+                        .names
+                        .into_iter()
+                        .filter(|name| *name != *function.name)
+                        .take(MAX_ALIASES)
+                        .collect(),
+                    function: function.name,
+                    role: spec.role,
+                    arguments: spec.arguments,
+                    // It may well hand the block on to free.
+                    repeats: spec.role == Role::Free,
+                    function_offset,
+                    probe_offset: function_offset.saturating_add(placement.offset),
+                    placement,
+                },
+                constant: spec.constant,
+                spec: first,
+            });
+        }
+        Err(reason) => {
+            let note = Note::Unprobed { module: module.name().to_owned(), function: function.name, reason };
+            resolved.notes.extend(candidate.specs.iter().map(|spec| (*spec, note.clone())));
+        }
+    }
+}
+
+/// Notes that a spec stands for the function at an address.
+fn add(
+    candidates: &mut BTreeMap<u64, Candidate>,
+    specs: &[Spec],
+    spec: usize,
+    module: &Module,
+    address: u64,
+    symbol: Option<&Symbol<'_>>,
+) -> Result<(), CustomError> {
+    let candidate = candidates.entry(address).or_default();
+    candidate.specs.insert(spec);
+    // All before agree with each other.
+    let other = candidate.specs.iter().copied().find(|other| *other != spec).unwrap_or(spec);
+    let (first, second) = (&specs[other.min(spec)], &specs[other.max(spec)]);
+    if (first.role, first.arguments, first.constant) != (second.role, second.arguments, second.constant) {
+        let function =
+            symbol.and_then(|symbol| text(symbol.name)).map_or_else(|| format!("{address:#x}"), str::to_owned);
+        return Err(CustomError::Conflict {
+            first: first.text.clone(),
+            second: second.text.clone(),
+            function,
+            module: module.name().to_owned(),
+        });
+    }
+    // The name that was asked for is the one that is shown.
+    if let Some(symbol) = symbol.filter(|_| candidate.name.is_empty()) {
+        candidate.name = shown(symbol);
+    }
+    Ok(())
+}
+
+/// Adds to every function the sizes and names that the symbols at its address have.
+fn name_all(module: &Module, candidates: &mut BTreeMap<u64, Candidate>) {
+    // What cannot be read has been noted.
+    let _ = functions(module, &mut |symbol| {
+        let Some(candidate) = candidates.get_mut(&symbol.address) else { return };
+        candidate.found.size = candidate.found.size.max(symbol.size);
+        candidate.found.indirect |= symbol.indirect;
+        candidate.found.add_name(symbol.name);
+        if candidate.name.is_empty() {
+            candidate.name = shown(&symbol);
+        }
+    });
+    for (address, candidate) in candidates {
+        if candidate.name.is_empty() {
+            candidate.name = format!("{address:#x}");
+        }
+    }
+}
+
+fn limit(candidates: &BTreeMap<u64, Candidate>, specs: &[Spec], spec: usize) -> Result<(), CustomError> {
+    let of_spec = || candidates.values().filter(|candidate| candidate.specs.contains(&spec));
+    if candidates.len() <= MAX_FUNCTIONS || of_spec().count() <= MAX_FUNCTIONS {
+        return Ok(());
+    }
+    Err(too_many_functions(&specs[spec], of_spec().take(LISTED).map(|candidate| candidate.name.clone()).collect()))
+}
+
+fn too_many_functions(spec: &Spec, examples: Vec<String>) -> CustomError {
+    CustomError::TooMany { text: spec.text.clone(), most: MAX_FUNCTIONS, examples }
+}
+
+/// Visits the functions of all symbol tables; most of them twice, if the module has both tables.
+fn functions(module: &Module, visit: &mut dyn FnMut(Symbol<'_>)) -> Result<(), ModuleProblem> {
+    let source = Source::new(module.file());
+    if let Some(dynamic) = source.dynamic()? {
+        dynamic.symbols.functions().for_each(&mut *visit);
+    }
+    if let Some(symbols) = source.debugging_symbols()? {
+        symbols.functions().for_each(visit);
+    }
+    Ok(())
+}
+
+fn soname(module: &Module) -> Option<String> {
+    let source = Source::new(module.file());
+    let dynamic = source.dynamic().ok()??;
+    Some(text(dynamic.soname?)?.to_owned())
+}
+
+fn is_same(module: &Module, file: &Metadata) -> bool {
+    (module.identity().device, module.identity().inode) == (file.dev(), file.ino())
+}
+
+/// Whether a module is the one that was named: by its file name, which may have more numbers behind it
+/// (`libpool.so.1` names `libpool.so.1.2.3`), or by its `DT_SONAME`.
+fn is_module(wanted: Option<&Name>, module: &Module, soname: Option<&str>, executable: bool) -> bool {
+    let Some(wanted) = wanted else { return true };
+    let name = module.name();
+    if wanted.is(name) || soname.is_some_and(|soname| wanted.is(soname)) {
+        return true;
+    }
+    match wanted {
+        Name::Exact(exact) if exact == "exe" => executable,
+        Name::Exact(exact) => name.strip_prefix(exact.as_str()).is_some_and(|rest| rest.starts_with('.')),
+        Name::Like(_) => false,
+    }
+}
+
+fn is_function(spec: &Spec, symbol: &Symbol<'_>) -> bool {
+    let Some(name) = text(symbol.name) else { return false };
+    match &spec.function {
+        Target::Symbol(Name::Exact(exact)) => exact == name,
+        // What compilers split off or specialize (`pool_get.cold`, `pool_get.isra.0`) takes other arguments.
+        Target::Symbol(Name::Like(pattern)) => {
+            (!name.contains('.') || pattern.to_string().contains('.')) && pattern.matches(name)
+        }
+        Target::Readable(wanted) => {
+            wanted == name
+                || (!name.contains('.')
+                    && names::fragment(wanted).is_none_or(|fragment| name.contains(fragment))
+                    && names::readable(name)
+                        .is_some_and(|readable| readable.whole == *wanted || readable.bare == *wanted))
+        }
+        Target::Address(_) => false,
+    }
+}
+
+fn text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
+}
+
+fn shown(symbol: &Symbol<'_>) -> String {
+    let name = String::from_utf8_lossy(symbol.name);
+    names::readable(&name).map_or_else(|| name.into_owned(), |readable| readable.whole)
+}
+
+/// Names of functions that resemble the one that was not found.
+fn similar(process: &Process, spec: &Spec, modules: &[Module]) -> Result<Vec<String>, TargetError> {
+    let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
+    let wanted = match &spec.function {
+        Target::Symbol(name) => name.text().replace(['*', '?'], ""),
+        Target::Readable(name) => names::fragment(name).unwrap_or(name).to_owned(),
+        Target::Address(_) => return Ok(Vec::new()),
+    };
+    let mut nearest = Nearest::new(&wanted, LISTED);
+    for module in modules {
+        if !is_module(spec.module.as_ref(), module, soname(module).as_deref(), is_same(module, &exe)) {
+            continue;
+        }
+        // A module that cannot be read has no names to suggest.
+        let _ = functions(module, &mut |symbol| {
+            if let Some(name) = text(symbol.name) {
+                nearest.offer(name, || name.to_owned());
+            }
+        });
+    }
+    Ok(nearest.best().into_iter().map(|name| names::readable(&name).map_or(name, |readable| readable.whole)).collect())
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;
