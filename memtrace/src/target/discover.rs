@@ -11,15 +11,11 @@ use super::{
     Mapping, Module, ModuleProblem, Process, TargetError,
     elf::{Dynamic, Source, Symbol, Symbols},
     function::{Function, GLIBC},
-    mappings, prologue,
-    prologue::Code,
+    mappings,
+    placement::{self, Extent},
     site::{ProbeRow, ProbeSite},
 };
 
-/// Longest function that is decoded as a whole; glibc's longest allocator function has about 3 KiB.
-const MAX_FUNCTION: usize = 64 * 1024;
-/// Bytes read of a function whose symbol has no size.
-const UNSIZED_FUNCTION: usize = 256;
 /// Most other names kept of a function.
 const MAX_ALIASES: usize = 8;
 
@@ -302,17 +298,17 @@ fn definitions<'a>(symbols: Symbols<'a>, name: &str) -> Vec<Symbol<'a>> {
 
 /// One address with functions to trace.
 #[derive(Default)]
-pub(super) struct Found {
+struct Found {
     /// Indexes in [`GLIBC`].
     functions: Vec<usize>,
-    pub size: u64,
-    pub indirect: bool,
+    size: u64,
+    indirect: bool,
     /// Those of the table first.
-    pub names: Vec<String>,
+    names: Vec<String>,
 }
 
 impl Found {
-    pub fn add_name(&mut self, name: &[u8]) {
+    fn add_name(&mut self, name: &[u8]) {
         let name = String::from_utf8_lossy(name);
         if self.names.len() <= MAX_ALIASES && !self.names.iter().any(|known| *known == name) {
             self.names.push(name.into_owned());
@@ -355,7 +351,8 @@ fn resolve(module: &Module, index: usize, symbols: Symbols<'_>) -> (Vec<ProbeSit
                 reason: format!("it has the same code as {}, which takes other arguments", function.name),
             });
         }
-        match place(module, address, &entry, function) {
+        let extent = Extent { address, size: entry.size, indirect: entry.indirect };
+        match placement::place(module, extent, function.role, function.arguments) {
             Ok((function_offset, placement)) => sites.push(ProbeSite {
                 module: index,
                 function: function.name.clone(),
@@ -389,27 +386,6 @@ fn split(entry: &Found) -> (Option<&'static Function>, Vec<&'static Function>) {
         .filter(|other| first.is_some_and(|first| (first.role, first.arguments) != (other.role, other.arguments)))
         .collect();
     (first, others)
-}
-
-/// File offset of the function and the placement of its probe, or why there is none.
-pub(super) fn place(
-    module: &Module,
-    address: u64,
-    entry: &Found,
-    function: &Function,
-) -> Result<(u64, prologue::Placement), String> {
-    if entry.indirect {
-        return Err("its address is chosen when the library is loaded, which memtrace does not support yet".into());
-    }
-    let size = usize::try_from(entry.size).unwrap_or(usize::MAX);
-    let wanted = if size == 0 { UNSIZED_FUNCTION } else { size.min(MAX_FUNCTION) };
-    let (offset, bytes) = module
-        .code(address, wanted)
-        .map_err(|error| format!("its code could not be read ({error})"))?
-        .ok_or("its symbol does not point at code")?;
-    let code = Code { bytes: &bytes, address, complete: size != 0 && bytes.len() == size };
-    let placement = prologue::place(code, function.role, function.arguments).map_err(|error| error.to_string())?;
-    Ok((offset, placement))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! [`process`] opens the process and refuses what cannot be traced; [`mappings`] reads its memory map; [`module`] opens
 //! the files behind it, through the process's own namespaces; [`discover`](mod@discover) finds the allocator there and
-//! lists the probe sites, each placed by [`prologue`]. [`function`] is the table of functions looked for. [`pages`] reads
+//! lists the probe sites, each placed by [`placement`] and [`prologue`]. [`function`] is the table of functions looked for. [`pages`] reads
 //! which pages of the process are resident. [`rooted`] opens files below the process's root directory, [`generated`] what
 //! names its code that is in no file. [`select`] finds the processes that the command line asks for, [`custom`] the
 //! allocator functions that it describes.
@@ -22,6 +22,7 @@ pub mod mappings;
 pub mod module;
 mod near;
 pub mod pages;
+mod placement;
 pub mod process;
 mod procfs;
 pub mod prologue;

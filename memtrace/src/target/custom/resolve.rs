@@ -10,10 +10,11 @@ use std::{
 use super::{
     super::{
         Module, ModuleProblem, Process, TargetError,
-        discover::{self, Found, Note},
+        discover::Note,
         elf::{Source, Symbol},
-        function::{Function, Role},
+        function::Role,
         near::Nearest,
+        placement::{self, Extent},
         site::ProbeSite,
     },
     CustomError, names,
@@ -111,7 +112,10 @@ struct Candidate {
     /// All that do.
     specs: BTreeSet<usize>,
     name: String,
-    found: Found,
+    /// Other names.
+    aliases: BTreeSet<String>,
+    size: u64,
+    indirect: bool,
 }
 
 fn look_into(
@@ -168,21 +172,16 @@ fn look_into(
 fn place(resolved: &mut Resolved, specs: &[Spec], index: usize, module: &Module, address: u64, candidate: Candidate) {
     let Some(first) = candidate.specs.first().copied() else { return };
     let spec = &specs[first];
-    let function = Function { name: Cow::Owned(candidate.name), role: spec.role, arguments: spec.arguments };
-    match discover::place(module, address, &candidate.found, &function) {
+    let extent = Extent { address, size: candidate.size, indirect: candidate.indirect };
+    let function = Cow::Owned(candidate.name);
+    match placement::place(module, extent, spec.role, spec.arguments) {
         Ok((function_offset, placement)) => {
             candidate.specs.iter().for_each(|spec| resolved.matched[*spec] += 1);
             resolved.sites.push(CustomSite {
                 site: ProbeSite {
                     module: index,
-                    aliases: candidate
-                        .found
-                        .names
-                        .into_iter()
-                        .filter(|name| *name != *function.name)
-                        .take(MAX_ALIASES)
-                        .collect(),
-                    function: function.name,
+                    aliases: candidate.aliases.into_iter().collect(),
+                    function,
                     role: spec.role,
                     arguments: spec.arguments,
                     // It may well hand the block on to free.
@@ -196,7 +195,7 @@ fn place(resolved: &mut Resolved, specs: &[Spec], index: usize, module: &Module,
             });
         }
         Err(reason) => {
-            let note = Note::Unprobed { module: module.name().to_owned(), function: function.name, reason };
+            let note = Note::Unprobed { module: module.name().to_owned(), function, reason };
             resolved.notes.extend(candidate.specs.iter().map(|spec| (*spec, note.clone())));
         }
     }
@@ -238,11 +237,12 @@ fn name_all(module: &Module, candidates: &mut BTreeMap<u64, Candidate>) {
     // What cannot be read has been noted.
     let _ = functions(module, &mut |symbol| {
         let Some(candidate) = candidates.get_mut(&symbol.address) else { return };
-        candidate.found.size = candidate.found.size.max(symbol.size);
-        candidate.found.indirect |= symbol.indirect;
-        candidate.found.add_name(symbol.name);
+        candidate.size = candidate.size.max(symbol.size);
+        candidate.indirect |= symbol.indirect;
         if candidate.name.is_empty() {
             candidate.name = shown(&symbol);
+        } else if candidate.aliases.len() < MAX_ALIASES && candidate.name != shown(&symbol) {
+            candidate.aliases.insert(shown(&symbol));
         }
     });
     for (address, candidate) in candidates {
