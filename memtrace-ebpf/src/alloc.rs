@@ -71,8 +71,9 @@ fn relation(pending: &ThreadState, call: &Call, return_address: u64) -> Relation
     }
     if pending.sp == call.sp {
         // One function that ends with a jump to another (reallocarray to realloc, memalign to malloc) enters the second
-        // with the same stack pointer, asks it for the same size, and its return address is replaced already.
-        let jump = pending.size == call.size
+        // with the same stack pointer, asks it for the same size or for more (pvalloc rounds up), and its return address is
+        // replaced already.
+        let jump = pending.size <= call.size
             && return_address != pending.return_address
             && unwind::may_be_return_trampoline(return_address);
         return if jump { Relation::Nested } else { Relation::After };

@@ -1,7 +1,7 @@
 //! Names that resemble one that was not found, for the error that says so.
 
 /// Least resemblance that is worth a suggestion, from 0 to 1.
-const ALIKE: f64 = 0.5;
+const ALIKE: f64 = 0.6;
 /// Longest name that is compared: the effort grows with the square.
 const MAX_LENGTH: usize = 128;
 
@@ -22,9 +22,10 @@ impl<T: PartialEq> Nearest<T> {
 
     /// Offers what is called `name`; `make` is asked for it if it is one of the best.
     pub fn offer(&mut self, name: &str, make: impl FnOnce() -> T) {
-        let likeness = self.likeness(name);
         let worst = self.found.last().filter(|_| self.found.len() >= self.most);
-        if likeness < ALIKE || self.most == 0 || worst.is_some_and(|(worst, _)| *worst >= likeness) {
+        let least = worst.map_or(ALIKE, |(worst, _)| worst.max(ALIKE));
+        let likeness = self.likeness(name, least);
+        if likeness < ALIKE || self.most == 0 || (worst.is_some() && likeness <= least) {
             return;
         }
         let made = make();
@@ -41,15 +42,35 @@ impl<T: PartialEq> Nearest<T> {
         self.found.into_iter().map(|(_, made)| made).collect()
     }
 
-    fn likeness(&self, name: &str) -> f64 {
+    /// 0 where it is less than `least` at first sight.
+    fn likeness(&self, name: &str, least: f64) -> f64 {
         if self.wanted.is_empty() || name.is_empty() || self.wanted.len().max(name.len()) > MAX_LENGTH {
             return 0.0;
         }
         let name = name.to_lowercase();
-        let likeness = strsim::normalized_damerau_levenshtein(&self.wanted, &name);
         let contained = name.contains(&self.wanted) || (name.len() > 3 && self.wanted.contains(&name));
-        if contained { likeness + 1.0 } else { likeness }
+        if contained {
+            1.0 + strsim::normalized_damerau_levenshtein(&self.wanted, &name)
+        } else if at_most(&self.wanted, &name) < least {
+            0.0
+        } else {
+            strsim::normalized_damerau_levenshtein(&self.wanted, &name)
+        }
     }
+}
+
+/// What the likeness of two names cannot exceed: characters that only one of them has must be edited. Far cheaper than the
+/// likeness itself, and most names can be told apart by it.
+fn at_most(one: &str, other: &str) -> f64 {
+    let mut counts = [0i32; 256];
+    one.bytes().for_each(|byte| counts[usize::from(byte)] += 1);
+    other.bytes().for_each(|byte| counts[usize::from(byte)] -= 1);
+    let (only_one, only_other) =
+        counts.iter().fold((0, 0), |(one, other), count| (one + (*count).max(0), other + (-*count).max(0)));
+    // In bytes, of which a character has several.
+    let longest = one.chars().count().max(other.chars().count()).max(1);
+    let bytes = if one.is_ascii() && other.is_ascii() { 1.0 } else { 4.0 };
+    1.0 - f64::from(only_one.max(only_other)) / bytes / longest as f64
 }
 
 #[cfg(test)]
@@ -62,6 +83,18 @@ mod tests {
             nearest.offer(name, || name);
         }
         nearest.best()
+    }
+
+    #[test]
+    fn first_sight_never_says_too_little() {
+        let names = ["pool_get", "pool_put", "Pool", "get_pool", "\u{e4}\u{f6}_get", "\u{1f600}", "x", "aaaaaaaa"];
+        for one in names {
+            for other in names {
+                let likeness = strsim::normalized_damerau_levenshtein(one, other);
+                assert!(at_most(one, other) >= likeness - 1e-9, "{one} {other}");
+            }
+        }
+        assert!(at_most("pool_get", "unrelated_thing") < 0.6);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod error;
 mod names;
 mod resolve;
 mod spec;
+mod tables;
 
 pub use error::{CustomError, ParseError};
 pub use resolve::{CustomSite, Resolved, check, overrule, resolve};

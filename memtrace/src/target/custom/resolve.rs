@@ -3,15 +3,13 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashSet},
-    fs::Metadata,
-    os::unix::fs::MetadataExt as _,
 };
 
 use super::{
     super::{
         Module, ModuleProblem, Process, TargetError,
         discover::Note,
-        elf::{Source, Symbol},
+        elf::Symbol,
         function::Role,
         near::Nearest,
         placement::{self, Extent},
@@ -19,6 +17,7 @@ use super::{
     },
     CustomError, names,
     spec::{Name, Spec, Target},
+    tables::{Files, Tables, soname},
 };
 
 /// Most functions that one pattern may stand for.
@@ -63,9 +62,9 @@ pub fn resolve(process: &Process, specs: &[Spec], modules: &[Module], from: usiz
     if specs.is_empty() {
         return Ok(resolved);
     }
-    let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
+    let files = Files::of(process)?;
     for (index, module) in modules.iter().enumerate().skip(from) {
-        look_into(&mut resolved, specs, index, module, is_same(module, &exe))?;
+        look_into(&mut resolved, specs, index, module, &files)?;
     }
     Ok(resolved)
 }
@@ -91,7 +90,8 @@ pub fn check(
             continue;
         }
         let (pid, text) = (process.pid(), spec.text.clone());
-        if let Some((_, note)) = resolved.notes.iter().find(|(of, _)| *of == index) {
+        let explains = |note: &Note| spec.names_module() || matches!(note, Note::Unprobed { .. });
+        if let Some((_, note)) = resolved.notes.iter().find(|(of, note)| *of == index && explains(note)) {
             return Err(CustomError::NotProbed { pid, text, reason: note.to_string() });
         }
         let near = similar(process, spec, modules)?;
@@ -123,11 +123,11 @@ fn look_into(
     specs: &[Spec],
     index: usize,
     module: &Module,
-    executable: bool,
+    files: &Files,
 ) -> Result<(), CustomError> {
-    let soname = soname(module);
+    let (soname, program) = (soname(module), files.is_program(module));
     let here: Vec<_> = (0..specs.len())
-        .filter(|spec| is_module(specs[*spec].module.as_ref(), module, soname.as_deref(), executable))
+        .filter(|spec| is_module(specs[*spec].module.as_ref(), module, soname.as_deref(), program))
         .collect();
     if here.is_empty() {
         return Ok(());
@@ -139,23 +139,31 @@ fn look_into(
             add(&mut candidates, specs, *spec, module, address, None)?;
         }
     }
-    let mut too_many = None;
-    let problem = functions(module, &mut |symbol| {
-        for spec in &here {
-            if too_many.is_none() && is_function(&specs[*spec], &symbol) {
-                let added = add(&mut candidates, specs, *spec, module, symbol.address, Some(&symbol));
-                too_many = added.and_then(|()| limit(&candidates, specs, *spec)).err();
-            }
+    let tables = match Tables::of(module, files) {
+        Ok(tables) => Some(tables),
+        Err(problem) => {
+            unreadable(resolved, &here, module, &problem);
+            None
         }
+    };
+    let mut too_many = None;
+    let problem = tables.as_ref().map_or(Ok(()), |tables| {
+        tables.functions(&mut |symbol| {
+            for spec in &here {
+                if too_many.is_none() && is_function(&specs[*spec], &symbol) {
+                    let added = add(&mut candidates, specs, *spec, module, symbol.address, Some(&symbol));
+                    too_many = added.and_then(|()| limit(&candidates, specs, *spec)).err();
+                }
+            }
+        })
     });
     if let Some(error) = too_many {
         return Err(error);
     }
     if let Err(problem) = problem {
-        let note = Note::Unreadable { module: module.name().to_owned(), reason: problem.to_string() };
-        resolved.notes.extend(here.iter().map(|spec| (*spec, note.clone())));
+        unreadable(resolved, &here, module, &problem);
     }
-    name_all(module, &mut candidates);
+    name_all(tables.as_ref(), &mut candidates);
     for (address, candidate) in candidates {
         place(resolved, specs, index, module, address, candidate);
     }
@@ -167,6 +175,12 @@ fn look_into(
         }
     }
     Ok(())
+}
+
+/// Notes that a module's symbols cannot be read, for those who would be in it.
+fn unreadable(resolved: &mut Resolved, here: &[usize], module: &Module, problem: &ModuleProblem) {
+    let note = Note::Unreadable { module: module.name().to_owned(), reason: problem.to_string() };
+    resolved.notes.extend(here.iter().map(|spec| (*spec, note.clone())));
 }
 
 fn place(resolved: &mut Resolved, specs: &[Spec], index: usize, module: &Module, address: u64, candidate: Candidate) {
@@ -233,17 +247,19 @@ fn add(
 }
 
 /// Adds to every function the sizes and names that the symbols at its address have.
-fn name_all(module: &Module, candidates: &mut BTreeMap<u64, Candidate>) {
+fn name_all(tables: Option<&Tables>, candidates: &mut BTreeMap<u64, Candidate>) {
     // What cannot be read has been noted.
-    let _ = functions(module, &mut |symbol| {
-        let Some(candidate) = candidates.get_mut(&symbol.address) else { return };
-        candidate.size = candidate.size.max(symbol.size);
-        candidate.indirect |= symbol.indirect;
-        if candidate.name.is_empty() {
-            candidate.name = shown(&symbol);
-        } else if candidate.aliases.len() < MAX_ALIASES && candidate.name != shown(&symbol) {
-            candidate.aliases.insert(shown(&symbol));
-        }
+    let _ = tables.map(|tables| {
+        tables.functions(&mut |symbol| {
+            let Some(candidate) = candidates.get_mut(&symbol.address) else { return };
+            candidate.size = candidate.size.max(symbol.size);
+            candidate.indirect |= symbol.indirect;
+            if candidate.name.is_empty() {
+                candidate.name = shown(&symbol);
+            } else if candidate.aliases.len() < MAX_ALIASES && candidate.name != shown(&symbol) {
+                candidate.aliases.insert(shown(&symbol));
+            }
+        })
     });
     for (address, candidate) in candidates {
         if candidate.name.is_empty() {
@@ -264,38 +280,16 @@ fn too_many_functions(spec: &Spec, examples: Vec<String>) -> CustomError {
     CustomError::TooMany { text: spec.text.clone(), most: MAX_FUNCTIONS, examples }
 }
 
-/// Visits the functions of all symbol tables; most of them twice, if the module has both tables.
-fn functions(module: &Module, visit: &mut dyn FnMut(Symbol<'_>)) -> Result<(), ModuleProblem> {
-    let source = Source::new(module.file());
-    if let Some(dynamic) = source.dynamic()? {
-        dynamic.symbols.functions().for_each(&mut *visit);
-    }
-    if let Some(symbols) = source.debugging_symbols()? {
-        symbols.functions().for_each(visit);
-    }
-    Ok(())
-}
-
-fn soname(module: &Module) -> Option<String> {
-    let source = Source::new(module.file());
-    let dynamic = source.dynamic().ok()??;
-    Some(text(dynamic.soname?)?.to_owned())
-}
-
-fn is_same(module: &Module, file: &Metadata) -> bool {
-    (module.identity().device, module.identity().inode) == (file.dev(), file.ino())
-}
-
 /// Whether a module is the one that was named: by its file name, which may have more numbers behind it
 /// (`libpool.so.1` names `libpool.so.1.2.3`), or by its `DT_SONAME`.
-fn is_module(wanted: Option<&Name>, module: &Module, soname: Option<&str>, executable: bool) -> bool {
+fn is_module(wanted: Option<&Name>, module: &Module, soname: Option<&str>, program: bool) -> bool {
     let Some(wanted) = wanted else { return true };
     let name = module.name();
     if wanted.is(name) || soname.is_some_and(|soname| wanted.is(soname)) {
         return true;
     }
     match wanted {
-        Name::Exact(exact) if exact == "exe" => executable,
+        Name::Exact(exact) if exact == "exe" => program,
         Name::Exact(exact) => name.strip_prefix(exact.as_str()).is_some_and(|rest| rest.starts_with('.')),
         Name::Like(_) => false,
     }
@@ -331,22 +325,26 @@ fn shown(symbol: &Symbol<'_>) -> String {
 
 /// Names of functions that resemble the one that was not found.
 fn similar(process: &Process, spec: &Spec, modules: &[Module]) -> Result<Vec<String>, TargetError> {
-    let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
-    let wanted = match &spec.function {
-        Target::Symbol(name) => name.text().replace(['*', '?'], ""),
-        Target::Readable(name) => names::fragment(name).unwrap_or(name).to_owned(),
+    let files = Files::of(process)?;
+    // Where the mangled name contains what was asked for, names need not be demangled.
+    let (wanted, demangled) = match &spec.function {
+        Target::Symbol(name) => (name.text().replace(['*', '?'], ""), false),
+        Target::Readable(name) => (names::fragment(name).unwrap_or(name).to_owned(), names::fragment(name).is_none()),
         Target::Address(_) => return Ok(Vec::new()),
     };
     let mut nearest = Nearest::new(&wanted, LISTED);
     for module in modules {
-        if !is_module(spec.module.as_ref(), module, soname(module).as_deref(), is_same(module, &exe)) {
+        if !is_module(spec.module.as_ref(), module, soname(module).as_deref(), files.is_program(module)) {
             continue;
         }
         // A module that cannot be read has no names to suggest.
-        let _ = functions(module, &mut |symbol| {
-            if let Some(name) = text(symbol.name) {
-                nearest.offer(name, || name.to_owned());
-            }
+        let _ = Tables::of(module, &files).and_then(|tables| {
+            tables.functions(&mut |symbol| {
+                if let Some(name) = text(symbol.name) {
+                    let readable = demangled.then(|| names::readable(name)).flatten();
+                    nearest.offer(readable.as_ref().map_or(name, |readable| &readable.bare), || name.to_owned());
+                }
+            })
         });
     }
     Ok(nearest.best().into_iter().map(|name| names::readable(&name).map_or(name, |readable| readable.whole)).collect())

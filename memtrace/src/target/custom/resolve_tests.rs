@@ -7,7 +7,9 @@ use memtrace_common::site::{Answer, Arg};
 use super::{super::parse, *};
 use crate::target::{
     discover,
-    test_program::{Running, Workshop},
+    elf::Symbols,
+    image::Image,
+    test_program::{Running, SLEEPER, Workshop},
 };
 
 /// A pool in a library, and functions of the program's own, some of them mangled. What is noinline would be gone otherwise.
@@ -39,6 +41,13 @@ int main(int argc, char **argv) {
     fflush(stdout);
     for (;;) pause();
 }
+"#;
+
+const SPLIT: &str = r#"
+#include <stdio.h>
+#include <unistd.h>
+static __attribute__((noinline)) void hidden_put(void *block) { __asm__ volatile("" : : "r"(block)); }
+int main(void) { hidden_put(0); puts("ready"); fflush(stdout); for (;;) pause(); }
 "#;
 
 struct World {
@@ -91,12 +100,11 @@ impl World {
         check(&self.process, &specs, &self.resolve(&specs).unwrap(), &self.modules)
     }
 
-    /// Address and size of a function, as the symbols of the program that was not stripped say.
-    fn symbol(&self, name: &str) -> (u64, u64) {
-        let file = std::fs::File::open(&self.program).unwrap();
-        let source = Source::new(&file);
-        let symbol = source.debugging_symbols().unwrap().unwrap().function(name).unwrap();
-        (symbol.address, symbol.size)
+    /// Address of a function, as the symbols of the program that was not stripped say.
+    fn address(&self, name: &str) -> u64 {
+        let image = Image::open(&self.program).unwrap();
+        let table = image.symbol_tables().find(|table| !table.dynamic).unwrap();
+        Symbols::new(table.symbols, table.strings).function(name).unwrap().address
     }
 }
 
@@ -152,7 +160,7 @@ fn demangled_names() {
         ("exe:\"Arena::allocate(unsigned long)\"", &["Arena::allocate(unsigned long)"]),
         ("\"pool_put\"", &["pool_put"]),
         ("\"Arena::allocat\"", &[]),
-        ("\"allocate\"", &[]),
+        ("exe:\"allocate\"", &[]),
     ] {
         assert_eq!(world.names(Role::Free, text), expected, "{text}");
     }
@@ -164,7 +172,7 @@ fn demangled_names() {
 #[test]
 fn a_stripped_function_by_its_address() {
     let world = World::of(true);
-    let (address, _) = world.symbol("hidden");
+    let address = world.address("hidden");
     assert_eq!(world.names(Role::Allocate, "exe:hidden:size=arg0"), [] as [&str; 0], "the name is gone");
     let specs = [parse(Role::Allocate, &format!("exe:{address:#x}:size=arg0")).unwrap()];
     let resolved = world.resolve(&specs).unwrap();
@@ -248,4 +256,44 @@ fn split_off_parts_are_not_what_patterns_mean() {
         assert_eq!(is_function(&spec, &symbol(name)), plain, "{name}");
         assert_eq!(is_function(&dotted, &symbol(name)), with_dot, "{name}");
     }
+}
+
+/// The error says so only where the module was named: otherwise it is one of many.
+#[test]
+fn a_module_whose_tables_cannot_be_read() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("sleeper", SLEEPER, &[]);
+    let running = Running::program(&program);
+    let process = Process::open(running.pid()).unwrap();
+    let modules = discover::modules(&process).unwrap().modules;
+    let specs = [parse(Role::Free, "exe:main").unwrap(), parse(Role::Free, "main").unwrap()];
+    let mut resolved = resolve(&process, &specs, &modules, 0).unwrap();
+    assert_eq!(resolved.matched, [1, 1]);
+    // As if the program's tables had been damaged.
+    resolved.matched = vec![0, 0];
+    let problem = ModuleProblem::Malformed("test".into());
+    unreadable(&mut resolved, &[0, 1], &modules[0], &problem);
+    let error = check(&process, &specs, &resolved, &modules).unwrap_err();
+    assert!(matches!(&error, CustomError::NotProbed { reason, .. } if reason.contains("test")), "{error}");
+    resolved.matched = vec![1, 0];
+    let error = check(&process, &specs, &resolved, &modules).unwrap_err();
+    assert!(matches!(error, CustomError::NoFunction { .. }), "{error}");
+}
+
+#[test]
+fn names_that_only_a_debug_file_has() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("program", SPLIT, &["-g"]);
+    let run = |arguments: &[&str]| {
+        let done = Command::new("objcopy").args(arguments).current_dir(program.parent().unwrap()).status().unwrap();
+        assert!(done.success(), "{arguments:?}");
+    };
+    run(&["--only-keep-debug", "program", "program.debug"]);
+    run(&["--strip-all", "--add-gnu-debuglink=program.debug", "program", "split"]);
+    let running = Running::program(&program.with_file_name("split"));
+    let process = Process::open(running.pid()).unwrap();
+    let modules = discover::modules(&process).unwrap().modules;
+    let specs = [parse(Role::Free, "exe:hidden_put").unwrap()];
+    let resolved = resolve(&process, &specs, &modules, 0).unwrap();
+    assert_eq!((&*resolved.sites[0].site.function, resolved.sites.len()), ("hidden_put", 1));
 }
