@@ -26,6 +26,7 @@ mod support {
 
 mod bad_input;
 mod command;
+mod custom;
 mod fixtures;
 mod harm;
 mod limits;

@@ -7,7 +7,7 @@ use crate::target::{
     Module,
     catalogue::{Family, Known},
     function::{Function, Role},
-    prologue::{self, Code},
+    placement::{self, Extent},
     site::ProbeSite,
 };
 
@@ -17,10 +17,6 @@ use super::{
     scan::{Hit, Scan},
 };
 
-/// Longest function that is decoded as a whole; glibc's longest allocator function has about 3 KiB.
-const MAX_FUNCTION: usize = 64 * 1024;
-/// Bytes read of a function whose symbol has no size.
-const UNSIZED_FUNCTION: usize = 256;
 /// Most other names kept of a function.
 const MAX_ALIASES: usize = 8;
 /// Most sites of one module: there are some 200 known names, and a program has one or two allocators.
@@ -95,7 +91,8 @@ pub fn resolve(module: &Module, index: usize, scan: &Scan, hits: &[&Hit]) -> (Ve
             notes.push(Note::Unprobed { module: module_name(), function: function.name, reason });
             break;
         }
-        match place(module, address, &entry, &function) {
+        let extent = Extent { address, size: entry.size, indirect: entry.indirect };
+        match placement::place(module, extent, function.role, function.arguments) {
             Ok((function_offset, placement)) => sites.push(ProbeSite {
                 module: index,
                 aliases: entry.names.into_iter().filter(|name| *name != *function.name).take(MAX_ALIASES).collect(),
@@ -174,25 +171,4 @@ fn leave_out_jumps(found: &mut BTreeMap<u64, Found>, inner: &HashMap<u64, Inner>
             }
         }
     }
-}
-
-/// File offset of the function and the placement of its probe, or why there is none.
-fn place(
-    module: &Module,
-    address: u64,
-    entry: &Found,
-    function: &Function,
-) -> Result<(u64, prologue::Placement), String> {
-    if entry.indirect {
-        return Err("its address is chosen when the library is loaded, which memtrace does not support yet".into());
-    }
-    let size = usize::try_from(entry.size).unwrap_or(usize::MAX);
-    let wanted = if size == 0 { UNSIZED_FUNCTION } else { size.min(MAX_FUNCTION) };
-    let (offset, bytes) = module
-        .code(address, wanted)
-        .map_err(|error| format!("its code could not be read ({error})"))?
-        .ok_or("its symbol does not point at code")?;
-    let code = Code { bytes: &bytes, address, complete: size != 0 && bytes.len() == size };
-    let placement = prologue::place(code, function.role, function.arguments).map_err(|error| error.to_string())?;
-    Ok((offset, placement))
 }
