@@ -117,6 +117,7 @@ fn profile(args: &Args, addresses: Vec<u64>) -> Profile {
         end: TraceEnd::Duration,
         older: Duration::ZERO,
         attached_late: Vec::new(),
+        missed_more: 0,
         functions: vec![Function { name: "malloc".into(), module: String::new() }],
         stacks: addresses.chunks(DEPTH).map(stack).collect(),
         events: Events::default(),

@@ -304,7 +304,7 @@ fn warn(profile: &NamedProfile) {
     if coverage.losses.iter().any(|loss| loss.lowers_totals) {
         eprintln!("memtrace: therefore every total is a lower bound");
     }
-    let missed = coverage.missed().count();
+    let missed = coverage.missed_count();
     if missed > 0 {
         eprintln!("memtrace: {missed} of the processes could not be traced: every total is a lower bound");
     }

@@ -7,7 +7,7 @@ use crate::{
     view::{self, Coverage, Share, Which},
 };
 
-use super::{escape, memory, processes, units};
+use super::{escape, memory, probed, processes, units};
 
 /// How a trace ended, to follow "traced 60.0 s, ".
 fn end(end: TraceEnd, several: bool) -> &'static str {
@@ -32,15 +32,7 @@ pub fn write(coverage: &Coverage, out: &mut dyn Write) -> io::Result<()> {
 fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
     let mut lines = vec![("target", target(coverage))];
     lines.extend(processes::lines(coverage));
-    if coverage.probed.is_empty() && coverage.subject == Subject::Heap {
-        lines.push(("probed", "nothing".into()));
-    }
-    for (position, module) in coverage.probed.iter().enumerate() {
-        let functions: Vec<_> = module.functions.iter().map(|function| escape::text(function)).collect();
-        let label = if position == 0 { "probed" } else { "" };
-        let line = format!("{}: {}", escape::text(&module.module), functions.join(" "));
-        lines.push((label, line));
-    }
+    lines.extend(probed::lines(coverage));
     lines.push(("seen", seen(coverage)));
     lines.push(("totals", totals(coverage)));
     if !coverage.older.is_zero() {
@@ -120,8 +112,12 @@ fn seen_faults(coverage: &Coverage) -> String {
 
 fn seen_heap(coverage: &Coverage) -> String {
     let events = &coverage.events;
+    let inherited = match events.frees_inherited {
+        0 => String::new(),
+        frees => format!(", {frees} by forked processes of their parents' blocks, which stay the parents'"),
+    };
     format!(
-        "{}, {} ({} of blocks from before the trace), {} (not counted), {}",
+        "{}, {} ({} of blocks from before the trace{inherited}), {} (not counted), {}",
         units::counted(events.allocations, "allocation"),
         units::counted(events.frees, "free"),
         events.frees_unknown,

@@ -37,8 +37,14 @@
 //!   end              "duration" | "interrupted" | "target exited" | "target executed another program"
 //!   older_ns         unfreed blocks younger than this are left out
 //!   younger          {bytes, count}: those blocks
-//!   probed           [{module, functions}]
-//!   events           {allocations, frees, frees_unknown, nested, failed}
+//!   probed           [{module, functions, allocated}]: all files with probed functions, and what was allocated through them
+//!   attached_late    [{process, pid, module, functions, since_ns}]: allocators that were loaded during the trace, how many of
+//!                    their functions were probed and from when; what they did before is in no total, and as nothing is known
+//!                    of it, `lower_bound` does not tell of it
+//!   missed_more      how many processes that could not be traced are not in `processes`
+//!   events           {allocations, frees, frees_unknown, frees_inherited, nested, failed}: of the frees, `frees_unknown` were
+//!                    of blocks from before the trace, and `frees_inherited`, by forked processes, of their parents' blocks,
+//!                    which stay the parents'
 //!   losses           [{name, count, bytes, lowers_totals, sentence}], the non-zero ones
 //!   stacks           number of distinct recorded stacks
 //!   allocated, unfreed  {bytes, count}: totals of the trace

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::{
-    profile::{self, TraceEnd},
+    profile::{self, AttachedLate, TraceEnd},
     view::Coverage,
 };
 
@@ -22,6 +22,8 @@ pub struct CoverageObject<'a> {
     older_ns: u64,
     younger: Amount,
     probed: Vec<Probed<'a>>,
+    attached_late: Vec<Late<'a>>,
+    missed_more: u64,
     events: Events,
     losses: Vec<Loss>,
     stacks: u64,
@@ -41,6 +43,16 @@ pub struct CoverageObject<'a> {
 struct Probed<'a> {
     module: &'a str,
     functions: &'a [String],
+    allocated: Amount,
+}
+
+#[derive(Serialize)]
+struct Late<'a> {
+    process: usize,
+    pid: u32,
+    module: &'a str,
+    functions: u64,
+    since_ns: u64,
 }
 
 #[derive(Serialize)]
@@ -48,6 +60,7 @@ struct Events {
     allocations: u64,
     frees: u64,
     frees_unknown: u64,
+    frees_inherited: u64,
     nested: u64,
     failed: u64,
 }
@@ -139,12 +152,19 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
             probed: coverage
                 .probed
                 .iter()
-                .map(|probed| Probed { module: &probed.module, functions: &probed.functions })
+                .map(|probed| Probed {
+                    module: &probed.module,
+                    functions: &probed.functions,
+                    allocated: probed.allocated.into(),
+                })
                 .collect(),
+            attached_late: coverage.attached_late.iter().map(|late| Late::of(late, coverage)).collect(),
+            missed_more: coverage.missed_more,
             events: Events {
                 allocations: events.allocations,
                 frees: events.frees,
                 frees_unknown: events.frees_unknown,
+                frees_inherited: events.frees_inherited,
                 nested: events.nested,
                 failed: events.failed,
             },
@@ -187,6 +207,18 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
             memory: coverage.memory.as_ref().map(Into::into),
             children: json_processes::children(&coverage.processes),
             missed_growth: coverage.missed_growth(),
+        }
+    }
+}
+
+impl<'a> Late<'a> {
+    fn of(late: &'a AttachedLate, coverage: &Coverage) -> Self {
+        Self {
+            process: late.process,
+            pid: coverage.processes.get(late.process).map_or(0, |process| process.pid),
+            module: &late.module,
+            functions: late.functions,
+            since_ns: nanoseconds(late.since),
         }
     }
 }

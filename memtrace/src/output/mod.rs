@@ -18,6 +18,7 @@ mod json_memory;
 mod json_processes;
 mod memory;
 pub mod plan;
+mod probed;
 mod processes;
 pub mod svg;
 pub mod text;

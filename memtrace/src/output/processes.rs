@@ -21,11 +21,11 @@ const MOST_NAMES: usize = 4;
 pub fn subject(coverage: &Coverage, most: usize, escape: fn(&str) -> Cow<'_, str>) -> String {
     let processes = &coverage.processes;
     match processes.as_slice() {
-        [process] => name(process, escape),
+        [process] if coverage.missed_more == 0 => name(process, escape),
         _ => format!(
             "{}: {}",
-            units::counted_as(count(processes), "process", "processes"),
-            names(processes, most, escape)
+            units::counted_as(all(coverage), "process", "processes"),
+            names(processes, most, coverage.missed_more, escape)
         ),
     }
 }
@@ -37,11 +37,12 @@ fn name(process: &NamedProcess, escape: fn(&str) -> Cow<'_, str>) -> String {
 fn names<'a>(
     processes: impl IntoIterator<Item = &'a NamedProcess>,
     most: usize,
+    unnamed: u64,
     escape: fn(&str) -> Cow<'_, str>,
 ) -> String {
     let mut processes = processes.into_iter();
     let named: Vec<String> = processes.by_ref().take(most).map(|process| name(process, escape)).collect();
-    match processes.count() {
+    match (processes.count() as u64).saturating_add(unnamed) {
         0 => named.join(", "),
         more => format!("{} … and {more} more", named.join(", ")),
     }
@@ -62,11 +63,15 @@ fn count(processes: &[NamedProcess]) -> u64 {
     count
 }
 
+fn all(coverage: &Coverage) -> u64 {
+    count(&coverage.processes).saturating_add(coverage.missed_more)
+}
+
 /// `2 of 5 processes were not traced`; `None` if all were.
 pub fn missed(coverage: &Coverage) -> Option<String> {
-    let missed = coverage.missed().count();
+    let missed = coverage.missed_count();
     (missed > 0).then(|| {
-        let all = units::counted_as(count(&coverage.processes), "process", "processes");
+        let all = units::counted_as(all(coverage), "process", "processes");
         format!("{missed} of {all} {} not traced", if missed == 1 { "was" } else { "were" })
     })
 }
@@ -148,13 +153,16 @@ fn reasons(coverage: &Coverage) -> Vec<(&'static str, String)> {
     let mut lines: Vec<(&str, String)> = shown
         .iter()
         .map(|(reason, of)| {
-            let names = names(of.iter().copied(), MOST_NAMES, escape::text);
+            let names = names(of.iter().copied(), MOST_NAMES, 0, escape::text);
             ("", format!("{} × {}: {names}", of.len(), escape::text(reason)))
         })
         .collect();
     if !rest.is_empty() {
         let processes: usize = rest.iter().map(|(_, of)| of.len()).sum();
         lines.push(("", format!("… and {processes} more for {}", units::counted(rest.len() as u64, "other reason"))));
+    }
+    if coverage.missed_more > 0 {
+        lines.push(("", format!("… and {} more, too many to keep their reasons", coverage.missed_more)));
     }
     lines
 }

@@ -63,6 +63,18 @@ fn reasons_are_counted() {
     assert_eq!(found.last().unwrap(), "|… and 2 more for 2 other reasons");
 }
 
+#[test]
+fn more_than_can_be_kept_are_counted() {
+    let mut profile = profile(&[ProcessState::Running, missed_for("it is gone")]);
+    profile.missed_more = 4000;
+    let coverage = view::coverage(&profile);
+    assert_eq!(subject(&coverage, 4, escape::text), "4002 processes: app (pid 1), app (pid 2) … and 4000 more");
+    assert_eq!(coverage.missed_count(), 4001);
+    let found = text(&profile);
+    assert_eq!(found[1], "missed|4001 of 4002 processes were not traced: every total is a lower bound");
+    assert_eq!(found[3], "|… and 4000 more, too many to keep their reasons");
+}
+
 /// A process that executes another program is one, with an entry for each program; one that gets its number later is another.
 #[test]
 fn programs_of_one_process_are_one_process() {

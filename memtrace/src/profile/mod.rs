@@ -70,6 +70,8 @@ pub struct Profile {
     pub subject: Subject,
     /// The traced processes, at least one. The first is the one that is shown first.
     pub processes: Vec<Process>,
+    /// Processes that could not be traced, besides those that are [`ProcessState::Missed`]: too many to keep.
+    pub missed_more: u64,
     /// The threads that allocated; empty unless [`Self::by`] asks for them.
     pub threads: Vec<Thread>,
     /// What results are split by.
@@ -109,7 +111,7 @@ pub enum TraceEnd {
     TargetExecuted,
 }
 
-/// An allocator that a process loaded during the trace: what it did before is not seen.
+/// An allocator that a process loaded during the trace: what it did before its functions were probed is not seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachedLate {
     /// Index in [`Profile::processes`].

@@ -29,6 +29,8 @@ pub struct NamedProfile {
     pub subject: Subject,
     /// The traced processes, at least one. The first is the one that is shown first.
     pub processes: Vec<NamedProcess>,
+    /// As [`super::Profile::missed_more`].
+    pub missed_more: u64,
     /// The threads that allocated; empty unless [`Self::by`] asks for them.
     pub threads: Vec<Thread>,
     /// What the stacks are split by.
@@ -43,6 +45,8 @@ pub struct NamedProfile {
     pub older: Duration,
     /// The probed functions.
     pub functions: Vec<Function>,
+    /// What was allocated through each of [`Self::functions`], parallel to it.
+    pub through: Vec<Amount>,
     /// Allocators that were loaded during the trace.
     pub attached_late: Vec<AttachedLate>,
     /// The call paths, in the order in which they were first recorded.

@@ -29,7 +29,7 @@ pub(crate) mod symbols;
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::profile::{NamedProcess, NamedProfile, Process, Profile, Stack};
+use crate::profile::{Amount, Leaf, NamedProcess, NamedProfile, Process, Profile, Stack};
 
 use self::{
     locate::{Locator, Plan, Problems},
@@ -89,6 +89,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
     let located = locator.locate(&plan, progress);
     let problems = locator.problems.finish();
     let mut processes: Vec<NamedProcess> = profile.processes.iter().map(merge::process).collect();
+    let mut through = vec![Amount::default(); profile.functions.len()];
     let (mut merged, mut groups) = (Merged::default(), Groups::new(profile));
     for stack in &profile.stacks {
         let process = &profile.processes[stack.process];
@@ -101,6 +102,11 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
         };
         let path = path::name(&known, stack, &mut names);
         merged.add(comms[stack.process], groups.of(stack), path, stack, &names);
+        if let Leaf::Function(function) = stack.leaf
+            && let Some(sum) = through.get_mut(function)
+        {
+            *sum = sum.plus(stack.allocated);
+        }
         let sum = &mut processes[stack.process];
         sum.allocated = sum.allocated.plus(stack.allocated);
         sum.freed = sum.freed.plus(stack.freed);
@@ -109,6 +115,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
     NamedProfile {
         subject: profile.subject,
         processes,
+        missed_more: profile.missed_more,
         threads: profile.threads.clone(),
         by: profile.by,
         groups: groups.finish(),
@@ -116,6 +123,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
         end: profile.end,
         older: profile.older,
         functions: profile.functions.clone(),
+        through,
         attached_late: profile.attached_late.clone(),
         stacks: merged.finish(&names, options.lines),
         events: profile.events,

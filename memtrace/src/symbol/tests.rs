@@ -86,6 +86,7 @@ pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
         end: TraceEnd::Duration,
         older: Duration::ZERO,
         attached_late: Vec::new(),
+        missed_more: 0,
         functions: vec![
             Function { name: "malloc".into(), module: "libc.so.6".into() },
             Function { name: "calloc".into(), module: "libc.so.6".into() },

@@ -8,7 +8,7 @@ use std::{
 use memtrace_common::stack::StackEnd;
 
 use crate::profile::{
-    Amount, Events, Function, Memory, NameProblem, NamedProcess, NamedProfile, NamedStack, ProcessState, Subject,
+    Amount, AttachedLate, Events, Memory, NameProblem, NamedProcess, NamedProfile, NamedStack, ProcessState, Subject,
     TraceEnd, UNKNOWN_CALL_PATH, Unwinding,
 };
 
@@ -23,6 +23,8 @@ pub struct Coverage {
     pub subject: Subject,
     /// The traced processes, at least one, and those that could not be traced.
     pub processes: Vec<NamedProcess>,
+    /// How many more could not be traced.
+    pub missed_more: u64,
     /// How long events were recorded.
     pub duration: Duration,
     /// How the trace ended.
@@ -31,8 +33,11 @@ pub struct Coverage {
     pub older: Duration,
     /// Those blocks.
     pub younger: Amount,
-    /// The probed functions, by module.
+    /// The probed functions by module: those through which most was allocated first, then in the order of discovery.
     pub probed: Vec<ProbedModule>,
+    /// Allocators that were loaded during the trace. They do not make the totals lower bounds by themselves: a lower bound
+    /// says that blocks are known to be missing, and whether these did anything before they were probed is not known.
+    pub attached_late: Vec<AttachedLate>,
     /// What the probes saw.
     pub events: Events,
     /// Every non-zero loss.
@@ -68,6 +73,8 @@ pub struct ProbedModule {
     pub module: String,
     /// Names of the functions.
     pub functions: Vec<String>,
+    /// What was allocated through them.
+    pub allocated: Amount,
 }
 
 /// One reason for losses.
@@ -137,9 +144,14 @@ impl Coverage {
         self.processes.iter().filter(|process| !is_missed(process))
     }
 
-    /// The processes that could not be traced.
+    /// The processes that could not be traced, but for [`Self::missed_more`].
     pub fn missed(&self) -> impl Iterator<Item = &NamedProcess> {
         self.processes.iter().filter(|process| is_missed(process))
+    }
+
+    /// How many processes could not be traced.
+    pub fn missed_count(&self) -> u64 {
+        (self.missed().count() as u64).saturating_add(self.missed_more)
     }
 
     /// RSS growth in bytes, if memory grew while no probed function was called: the target's memory comes from
@@ -155,6 +167,7 @@ impl Coverage {
 pub fn is_lower_bound(profile: &NamedProfile) -> bool {
     profile.losses.iter().any(|(loss, count)| count.count != 0 && loss.lowers_totals())
         || profile.processes.iter().any(is_missed)
+        || profile.missed_more > 0
 }
 
 /// Collects the coverage of `profile`.
@@ -179,11 +192,13 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
     Coverage {
         subject: profile.subject,
         processes: profile.processes.clone(),
+        missed_more: profile.missed_more,
         duration: profile.duration,
         end: profile.end,
         older: profile.older,
         younger: live.minus(unfreed).unwrap_or_default(),
-        probed: probed(&profile.functions),
+        probed: probed(profile),
+        attached_late: profile.attached_late.clone(),
         events: profile.events,
         lower_bound: is_lower_bound(profile),
         losses,
@@ -204,20 +219,27 @@ fn is_missed(process: &NamedProcess) -> bool {
     matches!(process.state, ProcessState::Missed { .. })
 }
 
-/// Modules and functions in the order in which they are first met, each once.
-fn probed(functions: &[Function]) -> Vec<ProbedModule> {
+/// Modules and functions, each once.
+fn probed(profile: &NamedProfile) -> Vec<ProbedModule> {
     let mut modules: Vec<ProbedModule> = Vec::new();
     let mut positions: HashMap<&str, usize> = HashMap::new();
     let mut known: HashSet<(usize, &str)> = HashSet::new();
-    for function in functions {
+    for (index, function) in profile.functions.iter().enumerate() {
         let position = *positions.entry(&function.module).or_insert_with(|| {
-            modules.push(ProbedModule { module: function.module.clone(), functions: Vec::new() });
+            modules.push(ProbedModule {
+                module: function.module.clone(),
+                functions: Vec::new(),
+                allocated: Amount::default(),
+            });
             modules.len() - 1
         });
         if known.insert((position, &function.name)) {
             modules[position].functions.push(function.name.clone());
         }
+        let through = profile.through.get(index).copied().unwrap_or_default();
+        modules[position].allocated = modules[position].allocated.plus(through);
     }
+    modules.sort_by_key(|module| std::cmp::Reverse(module.allocated.bytes));
     modules
 }
 

@@ -86,6 +86,7 @@ pub fn plain() -> NamedProfile {
         end: TraceEnd::Duration,
         older: Duration::ZERO,
         attached_late: Vec::new(),
+        missed_more: 0,
         functions: vec![
             function("malloc", "libc.so.6"),
             function("calloc", "libc.so.6"),
@@ -93,6 +94,7 @@ pub fn plain() -> NamedProfile {
             function("free", "libc.so.6"),
             function("malloc", "libother.so"),
         ],
+        through: [720, 3, 0, 0, 0].map(|megabytes| amount(megabytes * megabyte, megabytes)).into(),
         stacks: vec![
             with(
                 stack(

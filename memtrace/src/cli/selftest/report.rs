@@ -309,6 +309,7 @@ mod tests {
             end: TraceEnd::Interrupted,
             older: Duration::ZERO,
             attached_late: Vec::new(),
+            missed_more: 0,
             functions: names()
                 .iter()
                 .map(|names| Function { name: names[0].clone(), module: "libc.so.6".into() })

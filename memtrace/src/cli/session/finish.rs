@@ -16,7 +16,7 @@ use super::{Ask, AttachedLate, Finished, Session, Traced, monotonic_now, traced:
 use crate::{
     collect::{blocks::LiveBlock, faults, stacks::Owners},
     kernel::Tracer,
-    profile::{self, By, Events, Function, LateCode, ProcessState, Profile, Subject, TraceEnd},
+    profile::{self, By, Events, Function, LateCode, Profile, Subject, TraceEnd},
 };
 
 /// Growth of anonymous memory without a single probe hit from which on a trace is an error: far more than a program
@@ -121,6 +121,7 @@ impl Session {
             subject: ask.subject,
             attached_late: self.late_allocators(&owners),
             processes,
+            missed_more: self.missed_more,
             threads,
             by: self.options.by,
             duration,
@@ -148,11 +149,6 @@ impl Session {
             processes.push(traced.report());
         }
         processes.extend(self.missed.iter().cloned());
-        if self.missed_more > 0 {
-            let reason = format!("and {} more processes that were not traced", self.missed_more);
-            let state = ProcessState::Missed { reason };
-            processes.push(profile::Process { state, ..profile::Process::new(0, "...") });
-        }
         if processes.is_empty() {
             bail!("no process was there to be traced");
         }

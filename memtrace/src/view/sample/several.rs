@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::{amount, plain, process, stack};
 use crate::profile::{
-    Amount, By, Events, Group, GroupKind, NamedProcess, NamedProfile, NamedStack, ProcessState, Thread, TraceEnd,
-    numbered,
+    Amount, AttachedLate, By, Events, Group, GroupKind, NamedProcess, NamedProfile, NamedStack, ProcessState, Thread,
+    TraceEnd, numbered,
 };
 
 const MEGABYTE: u64 = 1 << 20;
@@ -39,6 +39,17 @@ fn processes() -> Vec<NamedProcess> {
         missed(301, "not permitted: \u{1b}[2J<&"),
         missed(302, "it ended before its memory map could be read"),
     ]
+}
+
+fn late() -> Vec<AttachedLate> {
+    [(1, "libother.so", 3_204), (4, "\u{202e}a\n.so", 12)]
+        .map(|(process, module, since)| AttachedLate {
+            process,
+            module: module.into(),
+            functions: 1,
+            since: Duration::from_millis(since),
+        })
+        .into()
 }
 
 fn threads() -> Vec<Thread> {
@@ -122,7 +133,8 @@ pub fn several(by: By) -> NamedProfile {
         groups,
         stacks: merged,
         end: TraceEnd::TargetExited,
-        events: Events { allocations: 12_074, frees: 10_815, ..Events::default() },
+        attached_late: late(),
+        events: Events { allocations: 12_074, frees: 10_815, frees_inherited: 3, ..Events::default() },
         ..plain()
     }
 }
