@@ -2,7 +2,6 @@
 
 mod bench_empty;
 mod bench_names;
-#[cfg_attr(not(test), expect(dead_code, reason = "not joined to the commands yet"))]
 mod custom;
 mod doctor;
 mod late;

@@ -202,7 +202,7 @@ impl Session {
         {
             return Ok(());
         }
-        let mut traced = attach::look(process, self.probes)?;
+        let mut traced = attach::look(process, self.probes, &self.options.custom, false)?;
         traced.named = pending.named;
         traced.parent = pending.parent;
         traced.since = self.since();

@@ -32,8 +32,6 @@ const LISTED: usize = 5;
 pub struct CustomSite {
     /// Where and what; its module is an index in the modules that were searched.
     pub site: ProbeSite,
-    /// Bytes of every block, where the size is fixed: no argument tells it then.
-    pub constant: Option<u32>,
     /// Index of what asked for it in the given specs: the first, if several did.
     pub spec: usize,
 }
@@ -198,13 +196,13 @@ fn place(resolved: &mut Resolved, specs: &[Spec], index: usize, module: &Module,
                     function,
                     role: spec.role,
                     arguments: spec.arguments,
+                    constant: spec.constant,
                     // It may well hand the block on to free.
                     repeats: spec.role == Role::Free,
                     function_offset,
                     probe_offset: function_offset.saturating_add(placement.offset),
                     placement,
                 },
-                constant: spec.constant,
                 spec: first,
             });
         }

@@ -126,8 +126,11 @@ fn functions_of_a_library() {
         assert_eq!(found.site.probe_offset, found.site.function_offset + found.site.placement.offset);
         assert_eq!(found.site.role, specs[found.spec].role());
     }
-    assert_eq!((&*get.site.function, get.site.arguments.size, get.constant, get.spec), ("pool_get", Arg::A1, None, 0));
-    assert_eq!((&*zeroed.site.function, zeroed.constant, zeroed.spec), ("pool_get_zeroed", Some(64), 1));
+    assert_eq!(
+        (&*get.site.function, get.site.arguments.size, get.site.constant, get.spec),
+        ("pool_get", Arg::A1, None, 0)
+    );
+    assert_eq!((&*zeroed.site.function, zeroed.site.constant, zeroed.spec), ("pool_get_zeroed", Some(64), 1));
     assert_eq!((zeroed.site.arguments.out, zeroed.site.arguments.answer), (Arg::A0, Answer::Stored));
     assert_eq!((&*put.site.function, &put.site.aliases[..]), ("pool_release", &["pool_put".to_owned()][..]));
     assert!(put.site.repeats && !get.site.repeats);

@@ -99,6 +99,7 @@ pub fn resolve(module: &Module, index: usize, scan: &Scan, hits: &[&Hit]) -> (Ve
                 function: function.name,
                 role: function.role,
                 arguments: function.arguments,
+                constant: None,
                 repeats: function.role == Role::Free
                     && inner[&address].calls.iter().any(|call| *call != address && frees.contains(call)),
                 function_offset,
