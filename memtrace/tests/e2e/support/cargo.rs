@@ -8,10 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{
-    build::sources_directory,
-    cells::cargo_directory,
-};
+use super::{build::sources_directory, cells::cargo_directory};
 
 /// A library with the work of a cell in Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +53,16 @@ pub fn program(name: &str) -> PathBuf {
 pub fn musl_library() -> PathBuf {
     static BUILT: OnceLock<Built> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
-        // The compiler that builds the eBPF programs comes with the library's source; an option that is unstable
-        // compiles it.
-        let compiler = "/usr/bin/rustc";
-        assert!(Path::new(compiler).exists(), "there is no {compiler}: `cargo xtask setup` installs it");
+        // The compiler that builds the eBPF programs comes with the library's source: the distribution's, or nightly.
+        let distribution = "/usr/bin/rustc";
+        let compiler = if Path::new(distribution).exists() {
+            [("RUSTC", distribution), ("RUSTC_BOOTSTRAP", "1")]
+        } else {
+            [("RUSTUP_TOOLCHAIN", "nightly"), ("CARGO_TERM_COLOR", "never")]
+        };
         build(
             &["-Z", "build-std=std,panic_abort", "--target", "x86_64-unknown-linux-musl", "--package", "cell-plain"],
-            &[("RUSTC", compiler), ("RUSTC_BOOTSTRAP", "1")],
+            &compiler,
         )
     });
     built.file("libcell_plain.a")
@@ -74,7 +74,7 @@ fn built() -> &'static Built {
 }
 
 fn build(arguments: &[&str], variables: &[(&str, &str)]) -> Built {
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = Command::new("cargo");
     command
         .current_dir(sources_directory().join("rust-cells"))
         .args(["build", "--release", "--locked", "--message-format=json-render-diagnostics", "--target-dir"])

@@ -81,7 +81,8 @@ impl Cell {
                     (_, Allocator::Glibc) => "namespace",
                     _ => "early",
                 };
-                command.arg(how).arg(program);
+                // jemalloc's variables of threads have to be at a fixed place, for which glibc keeps little room.
+                command.arg(how).arg(program).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
                 command
             }
             Way::Preloaded => {
@@ -176,7 +177,6 @@ impl Cell {
                 vec![self.object("alloc_c.c", &["-DPREFIX=mi_"]), self.object("alloc_mimalloc.c", &[])]
             }
             Allocator::Mimalloc => vec![self.object("alloc_c.c", &[]), self.object("alloc_mimalloc.c", &[])],
-            Allocator::Scudo => vec![self.object("alloc_c.c", &["-DNO_VALLOC"])],
             _ => vec![self.object("alloc_c.c", &[])],
         }
     }
@@ -229,11 +229,9 @@ impl Cell {
             (Allocator::Mimalloc, true) => of_crate(StaticLibrary::Mimalloc, "libmimalloc.a"),
             (Allocator::Jemalloc, true) => of_system("libjemalloc_pic.a"),
             (Allocator::Tcmalloc, true) => of_system("libtcmalloc_minimal.a"),
-            (Allocator::Scudo, true) => vec![
-                "-Wl,--whole-archive".into(),
-                scudo("a").display().to_string(),
-                "-Wl,--no-whole-archive".into(),
-            ],
+            (Allocator::Scudo, true) => {
+                vec!["-Wl,--whole-archive".into(), scudo("a").display().to_string(), "-Wl,--no-whole-archive".into()]
+            }
             (_, false) => {
                 let path = self.shared_library();
                 // Before the C++ library, and whether or not the program names a function of its own.
