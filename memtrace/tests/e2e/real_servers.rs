@@ -1,6 +1,6 @@
 //! A server with worker processes, and a process that lives in namespaces of its own with another C library.
 
-use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
+use std::{collections::BTreeSet, fs, os::unix::net::UnixStream, path::Path, process::Command};
 
 use crate::support::{
     cells::{Allocator, Cell, Language, Way},
@@ -13,11 +13,20 @@ use crate::support::{
     truth::Amount,
 };
 
-/// How many sockets a process has.
-fn sockets(pid: u32) -> usize {
+/// How many connections to a socket of the file system a process has accepted.
+fn accepted(pid: u32, socket: &Path) -> usize {
+    // An accepted one has the name of the one that listens; its state is 3 (`SS_CONNECTED` in linux/net.h).
+    let sockets = fs::read_to_string("/proc/net/unix").expect("the sockets");
+    let name = socket.to_str().expect("a path of ASCII");
+    let accepted: BTreeSet<String> = sockets
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.len() == 8 && fields[5] == "03" && fields[7] == name)
+        .map(|fields| format!("socket:[{}]", fields[6]))
+        .collect();
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("the descriptors of a worker");
     let links = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    links.filter(|link| accepted.contains(&*link.to_string_lossy())).count()
 }
 
 /// A worker holds one pool for each connection that it has accepted and that has asked for nothing yet, and nothing more
@@ -38,13 +47,11 @@ fn real_nginx_workers_hold_a_pool_for_each_connection() {
     fs::write(&file, configuration).expect("the configuration can be written");
     let nginx = Process::start(Command::new("nginx").arg("-e").arg("stderr").arg("-c").arg(&file));
     let socket = directory.path().join("socket");
-    let workers = wait_for("two workers", || {
-        let children = children_of(nginx.pid());
-        let ready = children.len() == 2 && UnixStream::connect(&socket).is_ok();
-        ready.then_some(children)
-    });
-    // The connections that were only to find out are gone, so that each worker has its own sockets.
-    let idle: Vec<usize> = workers.iter().map(|worker| sockets(*worker)).collect();
+    let workers = wait_for("two workers", || Some(children_of(nginx.pid())).filter(|workers| workers.len() == 2));
+    let accepted = || -> Vec<usize> { workers.iter().map(|worker| accepted(*worker, &socket)).collect() };
+    let wait_for_connections = |count: usize| {
+        wait_for(&format!("{count} connections"), || (accepted().iter().sum::<usize>() == count).then_some(()));
+    };
 
     for keep in [true, false] {
         let output = |worker: &u32| directory.path().join(format!("{worker}.json")).display().to_string();
@@ -52,21 +59,14 @@ fn real_nginx_workers_hold_a_pool_for_each_connection() {
             .iter()
             .map(|worker| Memtrace::tracing(&["memstacks", "-p", &worker.to_string(), "-o", &output(worker)]))
             .collect();
-        let connections: Vec<UnixStream> =
+        let mut connections: Vec<UnixStream> =
             (0..CONNECTIONS).map(|_| UnixStream::connect(&socket).expect("nginx listens")).collect();
-        let accepted = || -> Vec<usize> {
-            workers.iter().zip(&idle).map(|(worker, idle)| sockets(*worker).saturating_sub(*idle)).collect()
-        };
-        wait_for("all connections", || (accepted().iter().sum::<usize>() == CONNECTIONS).then_some(()));
-        let connections = if keep {
-            connections
-        } else {
-            drop(connections);
-            wait_for("no connection", || (accepted().iter().sum::<usize>() == 0).then_some(()));
-            vec![]
-        };
-        let accepted = accepted();
-        for ((trace, worker), accepted) in traces.into_iter().zip(&workers).zip(accepted) {
+        wait_for_connections(CONNECTIONS);
+        if !keep {
+            connections.clear();
+            wait_for_connections(0);
+        }
+        for ((trace, worker), accepted) in traces.into_iter().zip(&workers).zip(accepted()) {
             trace.interrupt().success();
             let report = Report::parse(&read(Path::new(&output(worker))));
             assert!(report.losses.is_empty(), "{:?}", report.losses);
@@ -79,8 +79,8 @@ fn real_nginx_workers_hold_a_pool_for_each_connection() {
             let accepted = u64::try_from(accepted).expect("a number");
             assert_eq!(pools, Amount { bytes: 512 * accepted, count: accepted }, "worker {worker}");
         }
-        drop(connections);
-        wait_for("no connection", || (workers.iter().zip(&idle).all(|(w, idle)| sockets(*w) == *idle)).then_some(()));
+        connections.clear();
+        wait_for_connections(0);
     }
 }
 
