@@ -250,18 +250,18 @@ impl Cell {
         }
     }
 
-    /// The beginning of the file name that the allocator's code is in.
-    pub fn module(self) -> String {
-        let name = match (self.allocator, self.is_static()) {
-            (Allocator::Glibc, false) => "libc.so.6",
-            (Allocator::Musl, false) => "libc.so",
-            (Allocator::Jemalloc, false) => "libjemalloc.so",
-            (Allocator::Tcmalloc, false) => "libtcmalloc_minimal.so",
-            (Allocator::Mimalloc, false) => "libmimalloc.so",
-            (Allocator::Scudo, false) => "libclang_rt.scudo",
-            _ => "cell-",
-        };
-        name.to_owned()
+    /// The beginnings of the file names that the allocator's code can be in.
+    pub fn modules(self) -> &'static [&'static str] {
+        match (self.allocator, self.is_static()) {
+            (Allocator::Glibc, false) => &["libc.so.6"],
+            // One file under two names.
+            (Allocator::Musl, false) => &["libc.so", "ld-musl-x86_64.so.1"],
+            (Allocator::Jemalloc, false) => &["libjemalloc.so"],
+            (Allocator::Tcmalloc, false) => &["libtcmalloc_minimal.so"],
+            (Allocator::Mimalloc, false) => &["libmimalloc.so"],
+            (Allocator::Scudo, false) => &["libclang_rt.scudo"],
+            _ => &["cell-"],
+        }
     }
 
     /// Whether the process calls the C library's own functions for memory, alone or beside the allocator.
