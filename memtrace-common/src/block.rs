@@ -45,12 +45,20 @@ pub struct ThreadState {
     pub return_address: u64,
     /// Bytes asked for.
     pub size: u64,
-    /// Where the pointer will be stored, for functions that return it through a parameter; otherwise 0.
+    /// Where the pointer will be stored, for functions that return it through a parameter; the block, for those that
+    /// resize it in place; otherwise 0.
     pub out_pointer: u64,
     /// The block that a `realloc` took out of the live blocks at entry, put back if the call fails.
     pub old_block: Block,
     /// Its address; 0 when there is none.
     pub old_address: u64,
+    /// The block that the thread freed last, if it has allocated none since and the function that freed it may call
+    /// another one that is probed; otherwise 0.
+    pub released: u64,
+    /// How the call tells where the new block is: a number of [`crate::site::Answer`].
+    pub answer: u32,
+    /// Always 0.
+    pub zero: u32,
     /// Number of [`Self::record`] in the stack table.
     pub stack: u32,
     /// 1 plus the number of the [`crate::loss::Loss`] that the call's stack suffered; 0 for none.
@@ -67,7 +75,7 @@ pub struct ThreadState {
 
 const _: () = assert!(size_of::<BlockKey>() == 16);
 const _: () = assert!(size_of::<Block>() == 24);
-const _: () = assert!(size_of::<ThreadState>() == 88 + size_of::<StackRecord>() + size_of::<Chain>());
+const _: () = assert!(size_of::<ThreadState>() == 104 + size_of::<StackRecord>() + size_of::<Chain>());
 
 #[cfg(feature = "user")]
 mod pod {

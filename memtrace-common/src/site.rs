@@ -13,6 +13,10 @@ pub enum Arg {
     A2 = 2,
     /// Fourth argument.
     A3 = 3,
+    /// Fifth argument.
+    A4 = 4,
+    /// Sixth argument.
+    A5 = 5,
     /// The function has no such argument.
     None = 15,
 }
@@ -24,7 +28,37 @@ impl Arg {
             1 => Self::A1,
             2 => Self::A2,
             3 => Self::A3,
+            4 => Self::A4,
+            5 => Self::A5,
             _ => Self::None,
+        }
+    }
+}
+
+/// How a function tells where the new block is, and whether there is one.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// It returns the block's address. Null, -4095 to -1 (how system calls tell errors) and what lies beyond all user
+    /// addresses stand for failure.
+    #[default]
+    Pointer = 0,
+    /// It stores the address where an argument says and returns 0 for success (posix_memalign, `cuMemAlloc_v2`).
+    Stored = 1,
+    /// It stores the address where an argument says, whatever it returns; null stands for failure.
+    StoredAny = 2,
+    /// It resizes a block in place and returns the size that the block has then: at least the size asked for if that
+    /// succeeded (jemalloc's xallocx); otherwise the block stays as it was.
+    InPlace = 3,
+}
+
+impl Answer {
+    const fn from_bits(raw: u64) -> Self {
+        match raw & 3 {
+            0 => Self::Pointer,
+            1 => Self::Stored,
+            2 => Self::StoredAny,
+            _ => Self::InPlace,
         }
     }
 }
@@ -74,9 +108,14 @@ pub struct Site {
     pub count: Arg,
     /// Block that the call frees or resizes.
     pub pointer: Arg,
-    /// Address at which the call stores the new block, if it does not return it (posix_memalign; such a function
-    /// returns 0 for success).
+    /// Address at which the call stores the new block, if it does not return it. With [`Answer::InPlace`], the block
+    /// itself.
     pub out: Arg,
+    /// How the call tells where the new block is.
+    pub answer: Answer,
+    /// Whether a call that frees a block may do so by calling another probed function for the same block, which must not
+    /// be counted twice.
+    pub repeats: bool,
     /// Bytes from the stack pointer at the probed instruction up to the return address. 0 for allocating functions:
     /// their return probe needs it there.
     pub return_offset: u16,
@@ -91,6 +130,8 @@ impl Site {
             | (self.pointer as u64) << 24
             | (self.out as u64) << 28
             | (self.return_offset as u64) << 32
+            | (self.answer as u64) << 48
+            | (self.repeats as u64) << 50
     }
 
     /// Reads a cookie back. Total: every u64 gives a site.
@@ -103,6 +144,8 @@ impl Site {
             pointer: Arg::from_nibble(cookie >> 24),
             out: Arg::from_nibble(cookie >> 28),
             return_offset: (cookie >> 32) as u16,
+            answer: Answer::from_bits(cookie >> 48),
+            repeats: cookie >> 50 & 1 != 0,
         }
     }
 }
@@ -113,8 +156,22 @@ mod tests {
 
     #[test]
     fn cookie_round_trip() {
-        let site =
-            Site { index: 513, size: Arg::A2, count: Arg::A1, pointer: Arg::A0, out: Arg::None, return_offset: 24 };
-        assert_eq!(Site::from_cookie(site.cookie()), site);
+        for answer in [Answer::Pointer, Answer::Stored, Answer::StoredAny, Answer::InPlace] {
+            for (size, count) in [(Arg::A2, Arg::A1), (Arg::A4, Arg::A3), (Arg::A5, Arg::None)] {
+                let site = Site {
+                    index: 513,
+                    size,
+                    count,
+                    pointer: Arg::A0,
+                    out: Arg::None,
+                    answer,
+                    repeats: answer == Answer::Stored,
+                    return_offset: 0xfedc,
+                };
+                assert_eq!(Site::from_cookie(site.cookie()), site);
+            }
+        }
+        let all = Site::from_cookie(u64::MAX);
+        assert_eq!((all.index, all.size, all.answer, all.repeats), (u16::MAX, Arg::None, Answer::InPlace, true));
     }
 }

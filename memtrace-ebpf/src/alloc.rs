@@ -9,7 +9,7 @@ use memtrace_common::{
     block::{Block, BlockKey, ThreadState},
     event::Counter,
     loss::Loss,
-    site::Site,
+    site::{Answer, Site},
 };
 
 use crate::{
@@ -25,7 +25,7 @@ pub struct Call {
     pub size: u64,
     /// Block to resize; 0 for none.
     pub pointer: u64,
-    /// Where the result will be stored; 0 if it is returned.
+    /// Where the result will be stored; the block that is resized in place; 0 if the result is returned.
     pub out: u64,
     /// Stack pointer, pointing at the return address.
     pub sp: u64,
@@ -71,8 +71,9 @@ fn relation(pending: &ThreadState, call: &Call, return_address: u64) -> Relation
     }
     if pending.sp == call.sp {
         // One function that ends with a jump to another (reallocarray to realloc, memalign to malloc) enters the second
-        // with the same stack pointer, asks it for the same size, and its return address is replaced already.
-        let jump = pending.size == call.size
+        // with the same stack pointer, asks it for the same size or for more (pvalloc rounds up), and its return address is
+        // replaced already.
+        let jump = pending.size <= call.size
             && return_address != pending.return_address
             && unwind::may_be_return_trampoline(return_address);
         return if jump { Relation::Nested } else { Relation::After };
@@ -140,6 +141,7 @@ pub fn begin(call: &Call) {
     }
     state.size = call.size;
     state.out_pointer = call.out;
+    state.answer = call.site.answer as u32;
     state.return_address = return_address;
     stack::number(state, tgid, call.site.index, unchanged);
     state.sp = call.sp;
@@ -168,6 +170,9 @@ fn take_old(state: &mut ThreadState, tgid: u32, address: u64) {
     }
 }
 
+/// Bits of the largest user address (five-level page tables).
+const USER_BITS: u32 = 56;
+
 /// Return of a probed function; `sp` is the stack pointer after the return address was popped.
 #[inline(always)]
 pub fn commit(result: u64, sp: u64) {
@@ -185,20 +190,25 @@ pub fn commit(result: u64, sp: u64) {
     state.hidden_count = 0;
     state.hidden_bytes = 0;
     let tgid = (thread >> 32) as u32;
-    let address = if state.out_pointer == 0 {
-        result
-    } else if result as u32 != 0 {
-        0
-    } else {
-        match unwind::read_word(state.out_pointer) {
-            Some(address) => address,
-            None => {
-                maps::lose(Loss::ResultUnreadable, state.size);
-                return;
+    state.released = 0;
+    let mut address = result;
+    if state.answer == Answer::InPlace as u32 {
+        address = if result < state.size { 0 } else { state.out_pointer };
+    } else if state.answer != Answer::Pointer as u32 {
+        if state.answer == Answer::Stored as u32 && result as u32 != 0 {
+            address = 0;
+        } else {
+            match unwind::read_word(state.out_pointer) {
+                Some(stored) => address = stored,
+                None => {
+                    maps::lose(Loss::ResultUnreadable, state.size);
+                    return;
+                }
             }
         }
-    };
-    if address == 0 {
+    }
+    // What no user address can be, such as the negative numbers that stand for errors, is as good as null.
+    if address == 0 || address >> USER_BITS != 0 {
         maps::count(Counter::Failed);
         // A failed realloc leaves the old block alone; glibc's realloc to 0 frees it and returns null.
         if state.old_address != 0 && state.size != 0 && insert(tgid, state.old_address, &state.old_block) {
@@ -256,18 +266,50 @@ fn remove(tgid: u32, address: u64) -> Option<Block> {
     Some(block)
 }
 
-/// Entry of a freeing function.
+/// Entry of a freeing function, with the stack pointer at its return address. `repeats`: it may call another freeing
+/// function for the same block.
 #[inline(always)]
-pub fn release(address: u64) {
+pub fn release(address: u64, sp: u64, repeats: bool) {
     if address == 0 {
         return;
     }
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let thread = bpf_get_current_pid_tgid();
+    let tgid = (thread >> 32) as u32;
     if maps::is_left_out(tgid) {
         return;
     }
+    let found = remove(tgid, address).is_some();
+    if !found && is_repeated(thread, address, sp) {
+        return;
+    }
     maps::count(Counter::Frees);
-    if remove(tgid, address).is_none() {
+    if !found {
         maps::count(Counter::FreesUnknown);
     }
+    if repeats && let Some(state) = thread_state(thread) {
+        // SAFETY: as in `begin`.
+        unsafe { (*state).released = address };
+    }
+}
+
+/// Whether the free of a block that is not live is part of something that was seen already: of a freeing function that
+/// calls another one, or of the pending call, which is resizing the block or frees something of the allocator's own.
+#[inline(always)]
+fn is_repeated(thread: u64, address: u64, sp: u64) -> bool {
+    let Some(state) = THREADS.get_ptr_mut(thread) else {
+        return false;
+    };
+    // SAFETY: as in `begin`.
+    let state = unsafe { &mut *state };
+    if state.released == address {
+        return true;
+    }
+    if state.sp <= sp || unwind::read_word(state.sp) == Some(state.return_address) {
+        return false;
+    }
+    if state.old_address == address {
+        // Freed for good, even if the call fails (reallocf).
+        state.old_address = 0;
+    }
+    true
 }

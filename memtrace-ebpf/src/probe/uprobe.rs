@@ -28,7 +28,7 @@ fn site(ctx: &ProbeContext) -> Site {
 
 /// The registers that the handlers need.
 pub struct Registers {
-    pub arguments: [u64; 4],
+    pub arguments: [u64; 6],
     pub sp: u64,
     pub fp: u64,
     pub bx: u64,
@@ -50,6 +50,8 @@ impl Registers {
                     (&raw const (*regs).rsi).read_volatile(),
                     (&raw const (*regs).rdx).read_volatile(),
                     (&raw const (*regs).rcx).read_volatile(),
+                    (&raw const (*regs).r8).read_volatile(),
+                    (&raw const (*regs).r9).read_volatile(),
                 ],
                 sp: (&raw const (*regs).rsp).read_volatile(),
                 fp: (&raw const (*regs).rbp).read_volatile(),
@@ -66,6 +68,8 @@ impl Registers {
             Arg::A1 => self.arguments[1],
             Arg::A2 => self.arguments[2],
             Arg::A3 => self.arguments[3],
+            Arg::A4 => self.arguments[4],
+            Arg::A5 => self.arguments[5],
             Arg::None => 0,
         }
     }
@@ -133,7 +137,9 @@ pub fn free_entry(ctx: ProbeContext) -> u32 {
         if maps::running() {
             let site = site(&ctx);
             // SAFETY: as in `enter`.
-            alloc::release(unsafe { Registers::read(ctx.regs) }.argument(site.pointer));
+            let regs = unsafe { Registers::read(ctx.regs) };
+            let sp = regs.sp.wrapping_add(u64::from(site.return_offset));
+            alloc::release(regs.argument(site.pointer), sp, site.repeats);
         }
     });
     0

@@ -90,7 +90,7 @@ async fn exactness(workload: &mut Workload, budget: Budget) -> anyhow::Result<Ex
         .discovery()
         .sites
         .iter()
-        .map(|site| [site.function.to_owned()].into_iter().chain(site.aliases.clone()).collect())
+        .map(|site| [site.function.clone().into_owned()].into_iter().chain(site.aliases.clone()).collect())
         .collect::<Vec<Vec<String>>>();
     session.start()?;
     workload.ask("exact")?;

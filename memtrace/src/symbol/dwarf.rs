@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use addr2line::{Context, gimli};
 use gimli::{DwarfSections, EndianSlice, LittleEndian, SectionId};
 
-use super::image::{Budget, Image, ImageError};
+use crate::target::image::{Budget, Image, ImageError};
 
 /// Most functions inlined into each other at one address.
 const MAX_INLINED: usize = 256;

@@ -2,10 +2,10 @@
 //!
 //! - [`place`]: which mappings every address lies in;
 //! - [`module`]: frames of one module: its own files and those that belong to it, put together;
-//! - [`image`], [`symbols`], [`dwarf`]: one ELF file, its functions, its debug information;
+//! - [`symbols`], [`dwarf`]: the functions and the debug information of one ELF file
+//!   ([`image`](crate::target::image));
 //! - [`separate`], [`debuginfod`]: where debug information is when it is not in the module;
 //! - [`perf_map`]: generated code;
-//! - [`sigbus`]: files that get shorter while they are read;
 //! - [`demangle`]: readable names of bounded length;
 //! - [`path`]: one recorded stack to one named call path.
 //!
@@ -16,14 +16,12 @@ mod calls;
 pub mod debuginfod;
 mod demangle;
 mod dwarf;
-mod image;
 mod module;
 mod path;
 mod perf_map;
 mod place;
 mod separate;
-mod sigbus;
-mod symbols;
+pub(crate) mod symbols;
 
 use std::{
     collections::{BTreeMap, HashMap},

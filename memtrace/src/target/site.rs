@@ -1,6 +1,8 @@
 //! A place to probe.
 
-use memtrace_common::site::Site;
+use std::borrow::Cow;
+
+use memtrace_common::site::{Answer, Site};
 
 use super::{
     function::{Arguments, Role},
@@ -13,13 +15,15 @@ pub struct ProbeSite {
     /// Index of its module in [`super::Discovery::modules`].
     pub module: usize,
     /// Name of the function.
-    pub function: &'static str,
+    pub function: Cow<'static, str>,
     /// Other exported names of the same code, at most 8. Escape before printing.
     pub aliases: Vec<String>,
     /// What the function does.
     pub role: Role,
     /// Where its arguments are.
     pub arguments: Arguments,
+    /// Whether it frees blocks by calling another probed function.
+    pub repeats: bool,
     /// File offset of its first instruction.
     pub function_offset: u64,
     /// File offset of the instruction to probe, and for allocating functions also of the return probe.
@@ -36,7 +40,9 @@ impl ProbeSite {
             size: self.arguments.size,
             count: self.arguments.count,
             pointer: self.arguments.pointer,
-            out: self.arguments.out,
+            out: if self.arguments.answer == Answer::InPlace { self.arguments.pointer } else { self.arguments.out },
+            answer: self.arguments.answer,
+            repeats: self.repeats,
             return_offset: self.placement.return_offset,
         }
     }
@@ -45,7 +51,7 @@ impl ProbeSite {
     pub fn row(&self, module: &str) -> ProbeRow {
         ProbeRow {
             module: module.to_owned(),
-            function: self.function.to_owned(),
+            function: self.function.clone().into_owned(),
             aliases: self.aliases.clone(),
             function_offset: self.function_offset,
             offset: self.placement.offset,

@@ -434,7 +434,7 @@ fn functions(discovery: &Discovery, subject: Subject) -> Vec<Function> {
         .sites
         .iter()
         .map(|site| Function {
-            name: site.function.to_owned(),
+            name: site.function.clone().into_owned(),
             module: discovery.modules.get(site.module).map_or_else(String::new, |module| module.name().to_owned()),
         })
         .collect()

@@ -5,7 +5,7 @@ use std::{fs, hint::black_box, io, num::NonZeroU32, os::unix::fs::MetadataExt as
 
 use memtrace_common::{
     event::{Counter, EventKind},
-    site::{Arg, Site},
+    site::{Answer, Arg, Site},
 };
 
 use super::{Check, Privileges};
@@ -195,8 +195,16 @@ fn fire(mut tracer: Tracer) -> Result<(Seen, Messages), Failure> {
     Ok((look(&tracer)?, messages))
 }
 
-const NO_ARGUMENTS: Site =
-    Site { index: 0, size: Arg::None, count: Arg::None, pointer: Arg::None, out: Arg::None, return_offset: 0 };
+const NO_ARGUMENTS: Site = Site {
+    index: 0,
+    size: Arg::None,
+    count: Arg::None,
+    pointer: Arg::None,
+    out: Arg::None,
+    answer: Answer::Pointer,
+    repeats: false,
+    return_offset: 0,
+};
 
 /// A probe at the entry of a function of this program.
 fn point(role: Role, address: usize, site: Site) -> io::Result<AttachPoint> {

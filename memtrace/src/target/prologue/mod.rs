@@ -227,6 +227,8 @@ fn register(argument: Arg) -> Option<Register> {
         Arg::A1 => Some(Register::RSI),
         Arg::A2 => Some(Register::RDX),
         Arg::A3 => Some(Register::RCX),
+        Arg::A4 => Some(Register::R8),
+        Arg::A5 => Some(Register::R9),
         Arg::None => None,
     }
 }
