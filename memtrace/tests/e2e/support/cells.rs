@@ -42,8 +42,6 @@ pub enum Way {
     Dlopened,
     /// Linked into a library that is opened before the trace.
     DlopenedStatic,
-    /// As [`Self::Dlopened`], but opened during the trace.
-    DlopenedLate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,13 +72,9 @@ impl Cell {
     pub fn command(self) -> Command {
         let program = self.program();
         match self.way {
-            Way::Dlopened | Way::DlopenedStatic | Way::DlopenedLate => {
+            Way::Dlopened | Way::DlopenedStatic => {
                 let mut command = Command::new(host());
-                let how = match (self.way, self.allocator) {
-                    (Way::DlopenedLate, _) => "late",
-                    (_, Allocator::Glibc) => "namespace",
-                    _ => "early",
-                };
+                let how = if self.allocator == Allocator::Glibc { "namespace" } else { "early" };
                 // jemalloc's variables of threads have to be at a fixed place, for which glibc keeps little room.
                 command.arg(how).arg(program).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
                 command
@@ -100,7 +94,6 @@ impl Cell {
         let allocator = if self.way == Way::Preloaded { Allocator::Glibc } else { self.allocator };
         let way = match self.way {
             Way::Preloaded => Way::Dynamic,
-            Way::DlopenedLate => Way::Dlopened,
             way => way,
         };
         let built = Self { allocator, way, ..self };
@@ -270,7 +263,7 @@ impl Cell {
             (self.allocator, self.is_static()),
             (Allocator::PrefixedJemalloc, _) | (Allocator::Mimalloc, true) | (Allocator::Glibc, _)
         );
-        let opened = matches!(self.way, Way::Dlopened | Way::DlopenedStatic | Way::DlopenedLate);
+        let opened = matches!(self.way, Way::Dlopened | Way::DlopenedStatic);
         names_of_its_own || opened
     }
 }
