@@ -1,4 +1,4 @@
-//! mimalloc's functions, as its mimalloc.h declares them (version 2.0; the names and arguments are those of 1.x and 3.x too).
+//! mimalloc's functions, as its mimalloc.h declares them (versions 2.0, 2.3 and 3.3, the names of which mean the same).
 //! Those that begin with `mi_heap_` take a heap before everything else.
 //!
 //! Not here: the functions that copy strings (mi_strdup and the like), which take no size. Their blocks are seen where they
@@ -8,7 +8,7 @@ use memtrace_common::site::Arg;
 
 use super::{Entry, allocate, array, free, resize, resize_array, stored};
 
-pub const MIMALLOC: [Entry; 69] = [
+pub const MIMALLOC: [Entry; 87] = [
     // (size) and (size, alignment[, offset])
     allocate("mi_malloc", Arg::A0),
     allocate("mi_heap_malloc", Arg::A1),
@@ -25,6 +25,7 @@ pub const MIMALLOC: [Entry; 69] = [
     allocate("mi_zalloc_aligned_at", Arg::A0),
     allocate("mi_heap_zalloc_aligned_at", Arg::A1),
     allocate("mi_zalloc_small", Arg::A0),
+    allocate("mi_heap_zalloc_small", Arg::A1),
     // (count, size) and (count, size, alignment[, offset])
     array("mi_calloc", Arg::A0, Arg::A1),
     array("mi_heap_calloc", Arg::A1, Arg::A2),
@@ -61,6 +62,23 @@ pub const MIMALLOC: [Entry; 69] = [
     resize_array("mi_reallocarray", Arg::A0, Arg::A1, Arg::A2),
     resize_array("mi_aligned_recalloc", Arg::A0, Arg::A1, Arg::A2),
     resize_array("mi_aligned_offset_recalloc", Arg::A0, Arg::A1, Arg::A2),
+    // The heap of a thread (3.x)
+    allocate("mi_theap_malloc", Arg::A1),
+    allocate("mi_theap_zalloc", Arg::A1),
+    allocate("mi_theap_malloc_small", Arg::A1),
+    allocate("mi_theap_zalloc_small", Arg::A1),
+    allocate("mi_theap_malloc_aligned", Arg::A1),
+    array("mi_theap_calloc", Arg::A1, Arg::A2),
+    resize("mi_theap_realloc", Arg::A1, Arg::A2),
+    // With the block's size as a last argument to be written to (2.2 and 3.x)
+    allocate("mi_umalloc", Arg::A0),
+    allocate("mi_uzalloc", Arg::A0),
+    allocate("mi_umalloc_small", Arg::A0),
+    allocate("mi_uzalloc_small", Arg::A0),
+    allocate("mi_umalloc_aligned", Arg::A0),
+    allocate("mi_uzalloc_aligned", Arg::A0),
+    array("mi_ucalloc", Arg::A0, Arg::A1),
+    resize("mi_urealloc", Arg::A0, Arg::A1),
     // void *mi_expand(void *p, size_t newsize): p, or null if the block could not grow in place
     resize("mi_expand", Arg::A0, Arg::A1),
     resize("mi__expand", Arg::A0, Arg::A1),
@@ -86,4 +104,6 @@ pub const MIMALLOC: [Entry; 69] = [
     free("mi_free_size_aligned"),
     free("mi_free_aligned"),
     free("mi_cfree"),
+    free("mi_free_small"),
+    free("mi_ufree"),
 ];

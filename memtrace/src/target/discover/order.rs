@@ -184,3 +184,29 @@ impl Memory<'_> {
         Some(keys)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// What a process has in its memory leads neither round in circles nor out of it.
+    #[test]
+    fn hostile_lists() {
+        let file = || File::open("/proc/self/mem").unwrap();
+        let memory = Memory { file: file(), mappings: &[] };
+        // l_addr, l_name, l_ld, l_next
+        let mut entries = [[0u64; 4], [0; 4], [0; 4]];
+        let address = |index: usize, entries: &[[u64; 4]; 3]| (&raw const entries[index]) as u64;
+        entries[0][3] = address(1, &entries);
+        entries[1][3] = address(2, &entries);
+        assert_eq!(memory.list(address(0, &entries)).map(|keys| keys.len()), Some(3));
+        entries[2][3] = address(0, &entries);
+        assert_eq!(memory.list(address(0, &entries)), None);
+        for wild in [1, 4096, u64::MAX - 20, u64::MAX] {
+            entries[2][3] = wild;
+            assert_eq!(memory.list(address(0, &entries)), None, "{wild:#x}");
+        }
+    }
+}
