@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{
     cells::{
-        Allocator::{Glibc, Jemalloc, Mimalloc, Musl, PrefixedJemalloc, Scudo, Tcmalloc},
+        Allocator::{Glibc, Jemalloc, Mimalloc, Musl, PrefixedJemalloc, Scudo, Snmalloc, Tcmalloc},
         Cell,
         Language::{C, Cpp, Rust},
         Way::{Dlopened, DlopenedStatic, Dynamic, Preloaded, Static},
@@ -64,6 +64,7 @@ cells! {
     cell_cpp_jemalloc_static: Cpp Jemalloc Static;
     cell_cpp_jemalloc_preloaded: Cpp Jemalloc Preloaded;
     cell_cpp_jemalloc_dlopened: Cpp Jemalloc Dlopened;
+    cell_cpp_jemalloc_dlopened_static: Cpp Jemalloc DlopenedStatic;
     cell_cpp_tcmalloc_dynamic: Cpp Tcmalloc Dynamic;
     cell_cpp_tcmalloc_static: Cpp Tcmalloc Static;
     cell_cpp_tcmalloc_preloaded: Cpp Tcmalloc Preloaded;
@@ -92,6 +93,9 @@ cells! {
     cell_rust_musl_dynamic: Rust Musl Dynamic;
     cell_rust_musl_static: Rust Musl Static;
     cell_rust_scudo_preloaded: Rust Scudo Preloaded;
+    cell_rust_snmalloc_static: Rust Snmalloc Static;
+    cell_rust_snmalloc_dlopened_static: Rust Snmalloc DlopenedStatic;
+    cell_rust_mimalloc_dlopened_static: Rust Mimalloc DlopenedStatic;
 }
 
 /// Functions that a process whose `malloc` is not the C library's does not call there.

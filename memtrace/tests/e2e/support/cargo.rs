@@ -17,6 +17,7 @@ pub enum StaticLibrary {
     Plain,
     Jemalloc,
     Mimalloc,
+    Snmalloc,
 }
 
 /// What cargo has built.
@@ -33,6 +34,7 @@ impl StaticLibrary {
             Self::Plain => "libcell_plain.a",
             Self::Jemalloc => "libcell_jemalloc.a",
             Self::Mimalloc => "libcell_mimalloc.a",
+            Self::Snmalloc => "libcell_snmalloc.a",
         };
         built().file(name)
     }

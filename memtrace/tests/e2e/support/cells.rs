@@ -28,6 +28,8 @@ pub enum Allocator {
     /// The C library's as well as its allocator.
     Musl,
     Scudo,
+    /// Of a crate.
+    Snmalloc,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +131,7 @@ impl Cell {
                 let library = match self.allocator {
                     Allocator::PrefixedJemalloc => StaticLibrary::Jemalloc,
                     Allocator::Mimalloc if self.is_static() => StaticLibrary::Mimalloc,
+                    Allocator::Snmalloc => StaticLibrary::Snmalloc,
                     _ => StaticLibrary::Plain,
                 };
                 // Nothing in a library asks for it.
@@ -220,6 +223,7 @@ impl Cell {
             (Allocator::Glibc | Allocator::Musl, _) => vec![],
             (Allocator::PrefixedJemalloc, _) => of_crate(StaticLibrary::Jemalloc, "libjemalloc_pic.a"),
             (Allocator::Mimalloc, true) => of_crate(StaticLibrary::Mimalloc, "libmimalloc.a"),
+            (Allocator::Snmalloc, _) => vec!["-lstdc++".into()],
             (Allocator::Jemalloc, true) => of_system("libjemalloc_pic.a"),
             (Allocator::Tcmalloc, true) => of_system("libtcmalloc_minimal.a"),
             (Allocator::Scudo, true) => {
@@ -261,7 +265,7 @@ impl Cell {
     pub fn uses_libc(self) -> bool {
         let names_of_its_own = matches!(
             (self.allocator, self.is_static()),
-            (Allocator::PrefixedJemalloc, _) | (Allocator::Mimalloc, true) | (Allocator::Glibc, _)
+            (Allocator::PrefixedJemalloc | Allocator::Snmalloc | Allocator::Glibc, _) | (Allocator::Mimalloc, true)
         );
         let opened = matches!(self.way, Way::Dlopened | Way::DlopenedStatic);
         names_of_its_own || opened
