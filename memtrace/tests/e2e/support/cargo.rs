@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{build::sources_directory, cells::cargo_directory};
+use super::build::{directory, sources_directory};
 
 /// A library with the work of a cell in Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,9 @@ pub fn musl_library() -> PathBuf {
         } else {
             [("RUSTUP_TOOLCHAIN", "nightly"), ("CARGO_TERM_COLOR", "never")]
         };
+        // In a directory of its own, so that neither waits for the other.
         build(
+            "rust-musl",
             &["-Z", "build-std=std,panic_abort", "--target", "x86_64-unknown-linux-musl", "--package", "cell-plain"],
             &compiler,
         )
@@ -72,20 +74,20 @@ pub fn musl_library() -> PathBuf {
 
 fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
-    BUILT.get_or_init(|| build(&[], &[]))
+    BUILT.get_or_init(|| build("rust", &[], &[]))
 }
 
-fn build(arguments: &[&str], variables: &[(&str, &str)]) -> Built {
+fn build(target: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Built {
     let mut command = Command::new("cargo");
     command
         .current_dir(sources_directory().join("rust-cells"))
         .args(["build", "--release", "--locked", "--message-format=json-render-diagnostics", "--target-dir"])
-        .arg(cargo_directory())
+        .arg(directory().join(target))
         .args(arguments)
-        // What cargo tells its tests is about memtrace.
+        // What cargo tells its tests is about memtrace's compiler.
+        .env_remove("LD_LIBRARY_PATH")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .env_remove("RUSTUP_TOOLCHAIN")
         .envs(variables.iter().copied());
     let output = command.output().unwrap_or_else(|error| panic!("cargo does not start: {error}"));
     assert!(

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    build::{artifact, directory, run, sources_directory},
+    build::{artifact, run, sources_directory},
     cargo::{self, StaticLibrary},
 };
 
@@ -299,9 +299,4 @@ fn scudo(extension: &str) -> PathBuf {
 
 fn parent(path: &Path) -> std::path::Display<'_> {
     path.parent().unwrap_or(Path::new("/")).display()
-}
-
-/// Where cargo builds the Rust sources of cells.
-pub fn cargo_directory() -> PathBuf {
-    directory().join("rust")
 }
