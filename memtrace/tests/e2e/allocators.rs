@@ -57,6 +57,7 @@ cells! {
     cell_c_scudo_dynamic: C Scudo Dynamic;
     cell_c_scudo_static: C Scudo Static;
     cell_c_scudo_preloaded: C Scudo Preloaded;
+    cell_c_scudo_dlopened: C Scudo Dlopened;
     cell_cpp_glibc_dynamic: Cpp Glibc Dynamic;
     cell_cpp_glibc_static: Cpp Glibc Static;
     cell_cpp_glibc_dlopened: Cpp Glibc Dlopened;
@@ -73,7 +74,10 @@ cells! {
     cell_cpp_mimalloc_static: Cpp Mimalloc Static;
     cell_cpp_mimalloc_preloaded: Cpp Mimalloc Preloaded;
     cell_cpp_mimalloc_dlopened: Cpp Mimalloc Dlopened;
+    cell_cpp_scudo_dynamic: Cpp Scudo Dynamic;
+    cell_cpp_scudo_static: Cpp Scudo Static;
     cell_cpp_scudo_preloaded: Cpp Scudo Preloaded;
+    cell_cpp_scudo_dlopened: Cpp Scudo Dlopened;
     cell_rust_glibc_dynamic: Rust Glibc Dynamic;
     cell_rust_glibc_static: Rust Glibc Static;
     cell_rust_glibc_dlopened: Rust Glibc Dlopened;
@@ -92,7 +96,10 @@ cells! {
     cell_rust_mimalloc_dlopened: Rust Mimalloc Dlopened;
     cell_rust_musl_dynamic: Rust Musl Dynamic;
     cell_rust_musl_static: Rust Musl Static;
+    cell_rust_scudo_dynamic: Rust Scudo Dynamic;
+    cell_rust_scudo_static: Rust Scudo Static;
     cell_rust_scudo_preloaded: Rust Scudo Preloaded;
+    cell_rust_scudo_dlopened: Rust Scudo Dlopened;
     cell_rust_snmalloc_static: Rust Snmalloc Static;
     cell_rust_snmalloc_dlopened_static: Rust Snmalloc DlopenedStatic;
     cell_rust_mimalloc_dlopened_static: Rust Mimalloc DlopenedStatic;

@@ -227,7 +227,12 @@ impl Cell {
             (Allocator::Jemalloc, true) => of_system("libjemalloc_pic.a"),
             (Allocator::Tcmalloc, true) => of_system("libtcmalloc_minimal.a"),
             (Allocator::Scudo, true) => {
-                vec!["-Wl,--whole-archive".into(), scudo("a").display().to_string(), "-Wl,--no-whole-archive".into()]
+                let mut arguments = vec!["-Wl,--whole-archive".into(), scudo("standalone", "a").display().to_string()];
+                if self.language == Language::Cpp {
+                    arguments.push(scudo("standalone_cxx", "a").display().to_string());
+                }
+                arguments.push("-Wl,--no-whole-archive".into());
+                arguments
             }
             (_, false) => {
                 let path = self.shared_library();
@@ -242,7 +247,7 @@ impl Cell {
             Allocator::Jemalloc => library("libjemalloc.so").into(),
             Allocator::Tcmalloc => library("libtcmalloc_minimal.so").into(),
             Allocator::Mimalloc => library("libmimalloc.so").into(),
-            Allocator::Scudo => scudo("so"),
+            Allocator::Scudo => scudo("standalone", "so"),
             _ => panic!("{self:?}: there is no such library"),
         }
     }
@@ -290,9 +295,9 @@ fn library(name: &str) -> String {
 }
 
 /// Scudo as LLVM's packages bring it.
-fn scudo(extension: &str) -> PathBuf {
+fn scudo(part: &str, extension: &str) -> PathBuf {
     let clang = Path::new("/usr/lib/llvm-16/lib/clang/16/lib/linux");
-    let path = clang.join(format!("libclang_rt.scudo_standalone-x86_64.{extension}"));
+    let path = clang.join(format!("libclang_rt.scudo_{part}-x86_64.{extension}"));
     assert!(path.exists(), "there is no {}: `cargo xtask setup` installs it", path.display());
     path
 }
