@@ -21,6 +21,7 @@ mod dwarf;
 mod image;
 mod locate;
 mod merge;
+mod meter;
 mod module;
 mod path;
 mod perf_map;
@@ -171,6 +172,8 @@ impl Names {
     }
 }
 
+#[cfg(test)]
+mod fuzz_tests;
 #[cfg(test)]
 mod place_tests;
 #[cfg(test)]
