@@ -25,6 +25,7 @@ mod support {
 }
 
 mod bad_input;
+mod bad_modules;
 mod command;
 mod fixtures;
 mod harm;
