@@ -17,6 +17,8 @@ pub enum Arg {
     A4 = 4,
     /// Sixth argument.
     A5 = 5,
+    /// No argument: the site says it ([`Site::constant`]).
+    Constant = 14,
     /// The function has no such argument.
     None = 15,
 }
@@ -30,6 +32,7 @@ impl Arg {
             3 => Self::A3,
             4 => Self::A4,
             5 => Self::A5,
+            14 => Self::Constant,
             _ => Self::None,
         }
     }
@@ -104,6 +107,8 @@ pub struct Site {
     pub index: u16,
     /// Bytes asked for.
     pub size: Arg,
+    /// The same where they are always as many ([`Arg::Constant`]), at most [`Site::MAX_CONSTANT`]; else 0.
+    pub constant: u32,
     /// Factor of `size` (calloc, reallocarray).
     pub count: Arg,
     /// Block that the call frees or resizes.
@@ -122,28 +127,42 @@ pub struct Site {
 }
 
 impl Site {
+    /// Most bytes that fit, 1 MiB: 21 bits, of which 16 take the place of [`Self::return_offset`].
+    pub const MAX_CONSTANT: u32 = 1 << 20;
+
     /// Packs the site into a cookie.
     pub const fn cookie(self) -> u64 {
+        let (low, high) = match self.size {
+            Arg::Constant => (self.constant as u64 & 0xffff, self.constant as u64 >> 16 & 0x1f),
+            _ => (self.return_offset as u64, 0),
+        };
         (self.index as u64)
             | (self.size as u64) << 16
             | (self.count as u64) << 20
             | (self.pointer as u64) << 24
             | (self.out as u64) << 28
-            | (self.return_offset as u64) << 32
+            | low << 32
             | (self.answer as u64) << 48
             | (self.repeats as u64) << 50
+            | high << 51
     }
 
     /// Reads a cookie back. Total: every u64 gives a site.
     #[inline(always)]
     pub const fn from_cookie(cookie: u64) -> Self {
+        let size = Arg::from_nibble(cookie >> 16);
+        let (constant, return_offset) = match size {
+            Arg::Constant => ((cookie >> 32 & 0xffff | (cookie >> 51 & 0x1f) << 16) as u32, 0),
+            _ => (0, (cookie >> 32) as u16),
+        };
         Self {
             index: cookie as u16,
-            size: Arg::from_nibble(cookie >> 16),
+            size,
+            constant,
             count: Arg::from_nibble(cookie >> 20),
             pointer: Arg::from_nibble(cookie >> 24),
             out: Arg::from_nibble(cookie >> 28),
-            return_offset: (cookie >> 32) as u16,
+            return_offset,
             answer: Answer::from_bits(cookie >> 48),
             repeats: cookie >> 50 & 1 != 0,
         }
@@ -161,6 +180,7 @@ mod tests {
                 let site = Site {
                     index: 513,
                     size,
+                    constant: 0,
                     count,
                     pointer: Arg::A0,
                     out: Arg::None,
@@ -170,6 +190,10 @@ mod tests {
                 };
                 assert_eq!(Site::from_cookie(site.cookie()), site);
             }
+        }
+        for constant in [1, 64, 0xffff, 0x1_0000, Site::MAX_CONSTANT] {
+            let site = Site { size: Arg::Constant, constant, return_offset: 0, ..Site::from_cookie(0) };
+            assert_eq!(Site::from_cookie(site.cookie()), site);
         }
         let all = Site::from_cookie(u64::MAX);
         assert_eq!((all.index, all.size, all.answer, all.repeats), (u16::MAX, Arg::None, Answer::InPlace, true));

@@ -11,6 +11,7 @@ use memtrace_common::{
     loss::Loss,
     process::ProcessState,
     site::{Answer, Site},
+    unwind::Walk,
 };
 
 use crate::{
@@ -72,8 +73,9 @@ fn relation(pending: &ThreadState, call: &Call, return_address: u64) -> Relation
     }
     if pending.sp == call.sp {
         // One function that ends with a jump to another (reallocarray to realloc, memalign to malloc) enters the second
-        // with the same stack pointer, asks it for the same size, and its return address is replaced already.
-        let jump = pending.size == call.size
+        // with the same stack pointer, asks it for the same size or for more (pvalloc rounds up), and its return address is
+        // replaced already.
+        let jump = pending.size <= call.size
             && return_address != pending.return_address
             && unwind::may_be_return_trampoline(return_address);
         return if jump { Relation::Nested } else { Relation::After };
@@ -86,12 +88,19 @@ fn relation(pending: &ThreadState, call: &Call, return_address: u64) -> Relation
     }
 }
 
+/// Whether the stack just walked may have left the pending call's frame out: frame pointers, followed in code that may not
+/// have any (musl's), lead past frames.
+#[inline(always)]
+fn is_guessed(state: &ThreadState) -> bool {
+    state.chain.walk.unclear == Walk::PASSED_OVER || unwind::by_frame_pointers(state)
+}
+
 /// Whether the stack just walked, which begins inside the pending call's frame or below its dead remains, leads through
 /// that frame: there it meets the trampoline and can go no further.
 #[inline(always)]
 fn leads_through(state: &ThreadState) -> bool {
     let outermost = unwind::outermost_sp(state);
-    outermost <= state.sp.wrapping_add(8) || unwind::by_frame_pointers(state)
+    outermost <= state.sp.wrapping_add(8) || is_guessed(state)
 }
 
 /// Entry of an allocating function.
@@ -124,7 +133,7 @@ pub fn begin(call: &Call) {
         if leads_through(state) {
             // The stack in the state is not that of the pending call any more.
             state.chain.keep = 0;
-            if unwind::by_frame_pointers(state) {
+            if is_guessed(state) {
                 state.hidden_count += 1;
                 state.hidden_bytes = state.hidden_bytes.saturating_add(call.size);
             }

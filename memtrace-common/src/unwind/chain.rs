@@ -81,12 +81,17 @@ pub struct Walk {
     pub end: u32,
     /// Whether the end follows from the state at the last frame alone, so that the chain can be kept: 0 or 1.
     pub keep: u32,
-    /// Whether the walk is to tell if the thread's pending call still lasts: 0 or 1.
+    /// Whether the walk is to tell if the thread's pending call still lasts: 0 or 1; [`Self::PASSED_OVER`] if it cannot.
     pub unclear: u32,
     /// Whether libraries were removed since the list of mappings was made: 0 or 1.
     pub stale: u32,
     /// Where a number goes that the verifier is to forget.
     pub forget: u32,
+}
+
+impl Walk {
+    /// A frame pointer, followed in code without unwind information, led past the pending call's frame.
+    pub const PASSED_OVER: u32 = 2;
 }
 
 /// How a thread's last stack was unwound. Frame numbers are those of [`crate::stack::StackRecord::frames`]: outermost

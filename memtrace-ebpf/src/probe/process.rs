@@ -83,11 +83,7 @@ pub fn new_task(ctx: RawTracePointContext) -> i32 {
         Some(parent) => {
             // SAFETY: a map value.
             let parent = unsafe { &*parent };
-            let number = if child == 0 || !maps::follows() || !maps::running() {
-                0
-            } else {
-                follow(parent, child, flags & CLONE_VM != 0)
-            };
+            let number = if child == 0 || !maps::follows() { 0 } else { follow(parent, child, flags & CLONE_VM != 0) };
             // A task that shares memory has the breakpoints because the process has them.
             if number != 0 || flags & CLONE_VM == 0 {
                 maps::send(EventKind::Fork, (thread >> 32) as u32, u64::from(child) | u64::from(number) << 32);
@@ -111,6 +107,8 @@ fn follow(parent: &ProcessState, child: u32, shares_memory: bool) -> u32 {
             forked: unsafe { bpf_ktime_get_ns() },
             // Its pages are its parent's until it touches them, and are looked at right after this.
             late: 1,
+            // Its probes come one by one, and an entry without its return would be a call without an end.
+            allocations: if maps::unfiltered() { parent.allocations } else { 0 },
             ..*parent
         })
     };
@@ -144,9 +142,6 @@ pub fn process_exec(_ctx: RawTracePointContext) -> i32 {
         }
         return 0;
     };
-    if !maps::running() {
-        return 0;
-    }
     if let Some(state) = THREADS.get_ptr_mut(thread) {
         // SAFETY: the thread's own state. Other threads have ended.
         unsafe { (*state).sp = 0 };

@@ -70,7 +70,7 @@ impl Registers {
             Arg::A3 => self.arguments[3],
             Arg::A4 => self.arguments[4],
             Arg::A5 => self.arguments[5],
-            Arg::None => 0,
+            Arg::Constant | Arg::None => 0,
         }
     }
 }
@@ -104,7 +104,8 @@ fn enter(ctx: &ProbeContext) {
     let site = site(ctx);
     // SAFETY: the context of a uprobe program is the user registers.
     let regs = unsafe { Registers::read(ctx.regs) };
-    let size = regs.argument(site.size);
+    // The constant is 0 where an argument tells the size.
+    let size = regs.argument(site.size) + u64::from(site.constant);
     let size = if site.count as u8 == Arg::None as u8 { size } else { product(size, regs.argument(site.count)) };
     alloc::begin(&Call {
         site,

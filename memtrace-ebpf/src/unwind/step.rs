@@ -182,7 +182,7 @@ pub fn resume(state: *mut ThreadState) {
 fn next(walk: &mut Walk, state: *const ThreadState) -> Result<Next, StackEnd> {
     walk.keep = 0;
     if walk.mode == Unwind::FramePointers as u32 {
-        return by_frame_pointer(walk);
+        return by_frame_pointer(walk, state);
     }
     // A byte of the call instruction: the return address may belong to the next function already.
     let pc = walk.pc.wrapping_sub(1);
@@ -210,7 +210,7 @@ fn next(walk: &mut Walk, state: *const ThreadState) -> Result<Next, StackEnd> {
             walk.keep = 1;
             return Err(StackEnd::Complete);
         }
-        return if walk.mode == Unwind::Auto as u32 { by_frame_pointer(walk) } else { Err(StackEnd::UnknownCode) };
+        return if walk.mode == Unwind::Auto as u32 { by_frame_pointer(walk, state) } else { Err(StackEnd::UnknownCode) };
     }
     by_row(walk, state, row, rule)
 }
@@ -311,7 +311,7 @@ fn by_ucontext(walk: &mut Walk) -> Result<Next, StackEnd> {
 }
 
 #[inline(always)]
-fn by_frame_pointer(walk: &mut Walk) -> Result<Next, StackEnd> {
+fn by_frame_pointer(walk: &mut Walk, state: *const ThreadState) -> Result<Next, StackEnd> {
     let fp = walk.fp;
     // Code with frame pointers ends its chain with 0 (AMD64 ABI 3.4.1); code without may hold any value there.
     if fp < walk.sp || fp & 7 != 0 || fp >= USER_END {
@@ -326,6 +326,11 @@ fn by_frame_pointer(walk: &mut Walk) -> Result<Next, StackEnd> {
         && return_trampoline(address) != Some(true)
     {
         return Err(StackEnd::BrokenChain);
+    }
+    // SAFETY: the map value of this thread.
+    let pending = unsafe { (*state).sp };
+    if walk.unclear != 0 && walk.sp <= pending && pending < fp + 8 {
+        walk.unclear = Walk::PASSED_OVER;
     }
     arrive(Next { pc: address, sp: fp + 16, fp: next, fp_slot: -2, cfa_slot: 0, rbx: RbxRule::LOST })
 }

@@ -79,6 +79,7 @@ fn attach(launched: &mut Launched, options: &Options, probes: Probes) -> anyhow:
         return Ok((session, Some(status)));
     }
     session.refresh_modules();
+    session.check_custom()?;
     Ok((session, None))
 }
 

@@ -6,6 +6,7 @@ use anyhow::bail;
 
 use super::{
     UsageError,
+    custom::Custom,
     options::{seconds, unit},
     session::{Ask, Probes, Watch},
     trace::{self, Common, Job},
@@ -38,6 +39,8 @@ pub struct Args {
     #[arg(long, value_parser = unit, default_value = "bytes", value_name = "UNIT")]
     unit: Unit,
     #[command(flatten)]
+    custom: Custom,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -52,9 +55,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             "--older leaves young blocks out of the unfreed ones: it has no effect with --all alone".into()
         ));
     }
+    if let Some(warning) = args.custom.warning() {
+        eprintln!("memtrace: {warning}");
+    }
     let subject = if args.touched { Subject::Touched } else { Subject::Heap };
     trace::run(&Job {
         common: args.common,
+        custom: args.custom.specs(),
         subject,
         views,
         unit: args.unit,

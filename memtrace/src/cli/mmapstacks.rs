@@ -50,6 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     trace::run(&Job {
         common: args.common,
+        custom: Vec::new(),
         subject: Subject::Mappings,
         views,
         unit: args.unit,

@@ -2,6 +2,7 @@
 
 mod bench_empty;
 mod bench_names;
+mod custom;
 mod doctor;
 mod late;
 mod launch;

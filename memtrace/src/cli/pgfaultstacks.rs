@@ -56,6 +56,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let subject = if args.exact { Subject::Exact } else { Subject::Faults };
     trace::run(&Job {
         common: args.common,
+        custom: Vec::new(),
         subject,
         views,
         unit: args.unit,

@@ -42,7 +42,7 @@ use crate::{
     collect::{growth::Growth, modules::Modules, stacks},
     kernel::{Scope, Tracer, budget::Budget, tracer::EventStream},
     profile::{self, Amount, By, Profile, Subject, TraceEnd},
-    target::{Discovery, Process, Selection, pages::PageKind},
+    target::{Discovery, Process, Selection, custom::Spec, pages::PageKind},
 };
 
 /// How often the target's resident set and mappings are looked at without a reason.
@@ -51,8 +51,12 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a trace is asked to be like.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
+    /// Allocator functions that the user describes.
+    pub custom: Vec<Spec>,
+    /// Whether the process is just being started, and its libraries are not there yet.
+    pub starting: bool,
     /// Table sizes.
     pub budget: Budget,
     /// How stacks are walked.
@@ -104,6 +108,8 @@ impl Options {
     /// Stacks by frame pointers alone.
     pub fn plain(budget: Budget) -> Self {
         Self {
+            custom: Vec::new(),
+            starting: false,
             budget,
             unwind: Unwind::FramePointers,
             hash_ignore: 0,

@@ -28,7 +28,7 @@ use crate::{
     output::{self, Format, Outputs, ViewOptions, Written},
     profile::{By, NamedProfile, Subject, TraceEnd},
     symbol::{self, debuginfod::Settings},
-    target::{Process, Selection},
+    target::{Process, Selection, custom::Spec},
     view::{self, Unit, Which},
 };
 
@@ -90,6 +90,8 @@ pub struct Common {
 pub struct Job {
     /// The options that it shares with the others.
     pub common: Common,
+    /// Allocator functions that the user describes.
+    pub custom: Vec<Spec>,
     /// What the trace is about.
     pub subject: Subject,
     /// The views asked for; empty for the default one.
@@ -142,6 +144,8 @@ fn options(job: &Job, selection: Option<&Selection>) -> Options {
     let uses =
         Uses { blocks: job.probes != Probes::None, pages: job.watch.faults, tracepoints: watch != Watch::default() };
     Options {
+        custom: job.custom.clone(),
+        starting: selection.is_none(),
         budget: Budget::for_uses(common.memory_budget, uses),
         unwind: common.unwind,
         hash_ignore: common.hash_ignore,

@@ -5,10 +5,8 @@ use std::{borrow::Cow, rc::Rc};
 use addr2line::{Context, gimli};
 use gimli::{AbbreviationsCacheStrategy, DwarfSections, SectionId};
 
-use super::{
-    image::{Budget, Image, ImageError},
-    meter::{Bounds, Metered, Section},
-};
+use super::meter::{Bounds, Metered, Section};
+use crate::target::image::{Budget, Image, ImageError};
 
 /// Most functions inlined into each other at one address.
 const MAX_INLINED: usize = 256;

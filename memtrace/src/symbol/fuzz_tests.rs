@@ -19,6 +19,7 @@ use crate::target::{
         memory::{Taken, taken},
         mutant, structures,
     },
+    image::Image,
     test_program::Workshop,
 };
 
@@ -249,7 +250,7 @@ fn notes_without_end() {
              \"GNU\"\n.long 7\n"
         );
         let path = assemble(&workshop, &source);
-        super::image::Image::open(&path).unwrap().build_id().map(<[u8]>::to_vec)
+        Image::open(&path).unwrap().build_id().map(<[u8]>::to_vec)
     };
     assert_eq!(build_id(1200), Some(vec![7, 0, 0, 0]));
     assert_eq!(build_id(6 << 20), None);
@@ -267,7 +268,7 @@ fn very_many_symbols() {
              number = number + 1\n.endr\n.section .note.GNU-stack\n"
         );
         let out = assemble(&workshop, &source);
-        let image = super::image::Image::open(&out).unwrap();
+        let image = Image::open(&out).unwrap();
         let (symbols, taken) = taken(|| super::symbols::Symbols::of(&[&image]));
         let bytes = fs::read(&out).unwrap();
         let elf = object::File::parse(&*bytes).unwrap();

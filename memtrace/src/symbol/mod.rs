@@ -3,10 +3,10 @@
 //! - [`place`]: which mappings every address of a process lies in;
 //! - [`locate`]: what is at the places of all processes;
 //! - [`module`]: frames of one module: its own files and those that belong to it, put together;
-//! - [`image`], [`symbols`], [`dwarf`]: one ELF file, its functions, its debug information;
+//! - [`symbols`], [`dwarf`]: the functions and the debug information of one ELF file
+//!   ([`image`](crate::target::image));
 //! - [`separate`], [`debuginfod`]: where debug information is when it is not in the module;
 //! - [`perf_map`]: generated code;
-//! - [`sigbus`]: files that get shorter while they are read;
 //! - [`demangle`]: readable names of bounded length;
 //! - [`path`]: one recorded stack to one named call path;
 //! - [`merge`]: those that show the same become one; the groups that results are split by.
@@ -18,7 +18,6 @@ mod calls;
 pub mod debuginfod;
 mod demangle;
 mod dwarf;
-mod image;
 mod locate;
 mod merge;
 mod meter;
@@ -27,8 +26,7 @@ mod path;
 mod perf_map;
 mod place;
 mod separate;
-mod sigbus;
-mod symbols;
+pub(crate) mod symbols;
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -11,11 +11,11 @@ use std::{
 use super::{
     Names, demangle,
     dwarf::{Found, Sections},
-    image::{Image, ImageError},
     path::{Frame, NameId},
     separate::{Places, has_debug_information},
     symbols::Symbols,
 };
+use crate::target::image::{Image, ImageError};
 
 /// Offsets looked up between two reports of progress.
 const CHUNK: usize = 256;

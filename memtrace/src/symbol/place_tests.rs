@@ -198,7 +198,7 @@ fn functions_of_the_vdso_have_names() {
     let image = unsafe { std::slice::from_raw_parts(base as *const u8, (vdso.end - vdso.start) as usize) };
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().write_all(image).unwrap();
-    let elf = image::Image::open(file.path()).unwrap();
+    let elf = crate::target::image::Image::open(file.path()).unwrap();
     let address = |function: &str| {
         let symbols = elf.symbol_tables().find(|table| table.dynamic).unwrap();
         let name = |offset: u32| symbols.strings[offset as usize..].split(|byte| *byte == 0).next().unwrap();
@@ -216,7 +216,7 @@ fn a_file_cut_off_while_it_is_mapped_is_survived_and_said() {
     let directory = tempfile::tempdir().unwrap();
     let copy = directory.path().join("copy");
     std::fs::copy("/proc/self/exe", &copy).unwrap();
-    let image = image::Image::open(&copy).unwrap();
+    let image = crate::target::image::Image::open(&copy).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&copy).unwrap();
     file.set_len(4096).unwrap();
     assert_eq!(symbols::Symbols::of(&[&image]).find(outer_address()), None);

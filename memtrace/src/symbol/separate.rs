@@ -11,14 +11,12 @@ use std::{
     rc::Rc,
 };
 
-use super::{
-    debuginfod::Debuginfod,
-    image::{AltLink, DebugLink, Image},
+use super::debuginfod::Debuginfod;
+use crate::target::{
+    debug_file::{by_build_id, by_link, hex},
+    image::{AltLink, Image},
+    rooted::Root,
 };
-use crate::target::rooted::Root;
-
-/// Where distributions put debug files.
-const DEBUG_DIRECTORY: &str = "usr/lib/debug";
 
 /// Where debug files are looked for.
 pub struct Places {
@@ -140,38 +138,6 @@ pub fn has_debug_information(image: &Image) -> bool {
 /// Whether a file tells more than a stripped program.
 fn useful(image: &Image) -> bool {
     has_debug_information(image) || image.has(".symtab")
-}
-
-/// `usr/lib/debug/.build-id/ab/cdef….debug`.
-fn by_build_id(id: &[u8]) -> PathBuf {
-    let text = hex(id);
-    let (first, rest) = text.split_at(2.min(text.len()));
-    Path::new(DEBUG_DIRECTORY).join(".build-id").join(first).join(format!("{rest}.debug"))
-}
-
-/// Where a debug link may lead; `None` if it is no plain file name.
-fn by_link(link: &DebugLink, module: &Path) -> Option<Vec<PathBuf>> {
-    let name = OsStr::from_bytes(&link.name);
-    if link.name.is_empty() || link.name.contains(&b'/') || name == "." || name == ".." {
-        return None;
-    }
-    let directory = module.parent()?;
-    let global = |directory: &Path| {
-        let inside = directory.strip_prefix("/").unwrap_or(directory);
-        Path::new(DEBUG_DIRECTORY).join(inside).join(name)
-    };
-    let mut paths = vec![directory.join(name), directory.join(".debug").join(name), global(directory)];
-    // Where /lib is a link to /usr/lib, debug files may be in either place.
-    if let Ok(merged) = directory.strip_prefix("/").unwrap_or(directory).strip_prefix("usr") {
-        paths.push(global(merged));
-    }
-    paths.retain(|path| path != module);
-    Some(paths)
-}
-
-/// Lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@
 use std::{fs, os::unix::fs::symlink, process::Command};
 
 use super::*;
-use crate::{symbol::symbols::Symbols, target::test_program::Workshop};
+use crate::{
+    symbol::symbols::Symbols,
+    target::{image::DebugLink, test_program::Workshop},
+};
 
 const SOURCE: &str = "
 __attribute__((noinline)) static int hidden(int x) { return x + 1; }

@@ -2,10 +2,8 @@
 
 use object::{LittleEndian, elf};
 
-use super::{
-    demangle::MAX_NAME,
-    image::{Image, SymbolTable},
-};
+use super::demangle::MAX_NAME;
+use crate::target::image::{Image, SymbolTable};
 
 /// One function.
 #[derive(Clone, Copy, Debug)]

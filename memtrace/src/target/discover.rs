@@ -1,30 +1,35 @@
-//! Finding the allocator that a process uses, and the sites to probe in it.
+//! Finding the allocators that a process uses, and the sites to probe in them.
+//!
+//! Every module that the process maps as code is looked at ([`scan`]). Those that are allocators are probed, where the
+//! dynamic linker chose their definitions ([`order`]), and there the functions that do the work ([`sites`]).
+
+mod inner;
+mod note;
+mod order;
+mod scan;
+mod sites;
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashSet},
-    fmt,
+    collections::{BTreeMap, HashMap, HashSet},
+    ops::Range,
     os::unix::fs::MetadataExt as _,
+    path::Path,
 };
 
 use super::{
     Mapping, Module, ModuleProblem, Process, TargetError,
-    elf::{Dynamic, Source, Symbol, Symbols},
-    function::{Function, GLIBC},
-    mappings, prologue,
-    prologue::Code,
+    catalogue::{self, Family},
+    mappings::{self, FileKey},
+    rooted::Root,
     site::{ProbeRow, ProbeSite},
 };
-
-/// Longest function that is decoded as a whole; glibc's longest allocator function has about 3 KiB.
-const MAX_FUNCTION: usize = 64 * 1024;
-/// Bytes read of a function whose symbol has no size.
-const UNSIZED_FUNCTION: usize = 256;
-/// Most other names kept of a function.
-const MAX_ALIASES: usize = 8;
+pub use note::Note;
+use order::{Looked, Order};
+use scan::{Hit, Scan};
 
 /// What was found in a process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Discovery {
     /// Where probes go.
     pub sites: Vec<ProbeSite>,
@@ -34,6 +39,8 @@ pub struct Discovery {
     pub loader: Option<LoaderHook>,
     /// What the user should know about it.
     pub notes: Vec<Note>,
+    /// The files that have been looked at, also those that are no modules.
+    seen: HashSet<FileKey>,
 }
 
 impl Discovery {
@@ -49,8 +56,8 @@ impl Discovery {
     }
 }
 
-/// The function that glibc's dynamic loader calls before and after every change of the list of loaded libraries, for
-/// debuggers (`_dl_debug_state`, elf/dl-debug.c of glibc).
+/// The function that the dynamic loaders of glibc and musl call before and after every change of the list of loaded
+/// libraries, for debuggers (`_dl_debug_state`, elf/dl-debug.c of glibc, ldso/dynlink.c of musl, which calls it after only).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderHook {
     /// Index in [`Discovery::modules`].
@@ -62,70 +69,11 @@ pub struct LoaderHook {
     pub state: Option<u64>,
 }
 
-/// Something that limits what a trace will see. Printed as one sentence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
-    /// Another module defines malloc.
-    OtherAllocator {
-        /// File name of the module.
-        module: String,
-        /// Whether it is the program itself, which the loader searches first.
-        executable: bool,
-    },
-    /// Functions that this libc does not have.
-    Missing {
-        /// File name of the libc.
-        module: String,
-        /// Their names.
-        functions: Vec<Cow<'static, str>>,
-    },
-    /// A function that cannot be probed.
-    Unprobed {
-        /// File name of the libc.
-        module: String,
-        /// Its name.
-        function: Cow<'static, str>,
-        /// Why.
-        reason: String,
-    },
-    /// A module that could not be looked into.
-    Unreadable {
-        /// Its file name.
-        module: String,
-        /// Why.
-        reason: String,
-    },
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OtherAllocator { module, executable: true } => write!(
-                f,
-                "the program {module:?} defines malloc itself, which takes the place of glibc's: what it allocates \
-                 that way is not seen, since memtrace supports only glibc's allocator yet"
-            ),
-            Self::OtherAllocator { module, executable: false } => write!(
-                f,
-                "{module:?} defines malloc and may take the place of glibc's (it does if it was preloaded or linked \
-                 before libc): what it allocates is not seen, since memtrace supports only glibc's allocator yet"
-            ),
-            Self::Missing { module, functions } => write!(f, "{module:?} has no {}", functions.join(", ")),
-            Self::Unprobed { module, function, reason } => {
-                write!(f, "calls of {function} in {module:?} are not seen: {reason}")
-            }
-            Self::Unreadable { module, reason } => {
-                write!(f, "{module:?} could not be searched for an allocator: {reason}")
-            }
-        }
-    }
-}
-
-/// Finds the allocator of a running process.
+/// Finds the allocators of a running process.
 ///
 /// # Errors
-/// [`TargetError::StaticProgram`], [`TargetError::NoGlibc`], [`TargetError::Module`] if the libc cannot be read,
-/// [`TargetError::Exited`], and what [`mappings::read`] returns.
+/// [`TargetError::StaticProgram`] or [`TargetError::NoAllocator`] if nothing can be probed, [`TargetError::Module`] if that
+/// is because a module cannot be read, [`TargetError::Exited`], and what [`mappings::read`] returns.
 pub fn discover(process: &Process) -> Result<Discovery, TargetError> {
     discover_in(process, &mappings::read(process)?)
 }
@@ -136,11 +84,37 @@ pub fn discover(process: &Process) -> Result<Discovery, TargetError> {
 /// # Errors
 /// As [`discover`].
 pub fn discover_in(process: &Process, mappings: &[Mapping]) -> Result<Discovery, TargetError> {
-    let (discovery, others) = look(process, mappings)?;
+    let mut discovery = Discovery::default();
+    let survey = Survey::of(process, mappings, &mut discovery, true)?;
+    let looked = survey.looked(&discovery.modules);
+    let order = Order::of(process, mappings, &looked, survey.program(&discovery.modules));
+    let (sites, notes) = found(&survey, &discovery.modules, choose(&looked, Some(&order)));
+    discovery.sites = sites;
+    discovery.notes.extend(notes);
     if discovery.sites.is_empty() {
-        return Err(no_glibc(process, discovery, others));
+        return Err(survey.nothing(process, &discovery));
     }
     Ok(discovery)
+}
+
+/// Looks at the modules of a process that were not there when `discovery` was made or last looked at: the numbers of the
+/// sites that are new. Those that were there keep their numbers. Of libraries that are opened later every allocator is
+/// probed, since its functions may be called by their addresses (dlsym(3)).
+///
+/// # Errors
+/// [`TargetError::Exited`], and [`TargetError::Io`] if the program cannot be found out.
+pub fn look_again(
+    process: &Process,
+    discovery: &mut Discovery,
+    mappings: &[Mapping],
+) -> Result<Range<usize>, TargetError> {
+    let before = discovery.sites.len();
+    let survey = Survey::of(process, mappings, discovery, true)?;
+    let looked = survey.looked(&discovery.modules);
+    let (sites, notes) = found(&survey, &discovery.modules, choose(&looked, None));
+    discovery.sites.extend(sites);
+    discovery.notes.extend(notes);
+    Ok(before..discovery.sites.len())
 }
 
 /// The modules of a process and its loader's hook, for traces that need no allocator: without sites and notes.
@@ -148,49 +122,73 @@ pub fn discover_in(process: &Process, mappings: &[Mapping]) -> Result<Discovery,
 /// # Errors
 /// [`TargetError::Exited`], and what [`mappings::read`] returns.
 pub fn modules(process: &Process) -> Result<Discovery, TargetError> {
-    let (discovery, _) = look(process, &mappings::read(process)?)?;
-    Ok(Discovery { sites: Vec::new(), notes: Vec::new(), ..discovery })
+    let mut discovery = Discovery::default();
+    Survey::of(process, &mappings::read(process)?, &mut discovery, false)?;
+    Ok(Discovery { notes: Vec::new(), ..discovery })
 }
 
-fn look(process: &Process, mappings: &[Mapping]) -> Result<(Discovery, Others), TargetError> {
-    let mut discovery = Discovery { sites: Vec::new(), modules: Vec::new(), loader: None, notes: Vec::new() };
-    let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
-    let mut others = Others::default();
-    let mut seen = HashSet::new();
-    for mapping in mappings.iter().filter(|mapping| mapping.executable && mapping.has_file()) {
-        if !seen.insert(mapping.file) {
-            continue;
-        }
-        let module = match Module::open(process, mapping) {
-            Ok(module) => module,
-            Err(ModuleProblem::NotElf | ModuleProblem::OtherMachine | ModuleProblem::NotRegular) => continue,
-            Err(problem) => {
-                process.check_alive()?;
-                others.unreadable(&mut discovery, mapping, problem);
-                continue;
-            }
-        };
-        let identity = module.identity();
-        let executable = (identity.device, identity.inode) == (exe.dev(), exe.ino());
-        discovery.modules.push(module);
-        if let Err(problem) = look_into(&mut discovery, executable, &mut others) {
-            others.unreadable(&mut discovery, mapping, problem);
-        }
-    }
-    process.check_alive()?;
-    Ok((discovery, others))
-}
-
-/// What explains that no glibc was found.
-#[derive(Default)]
-struct Others {
-    /// File name of another C library.
-    library: Option<String>,
-    /// File name of a module that should be glibc, and why it could not be used.
+/// What one look at a process found.
+struct Survey {
+    /// Index in [`Discovery::modules`] of the first new module.
+    first: usize,
+    /// What each of the new modules says.
+    scans: Vec<Scan>,
+    /// Index of the program among the new modules.
+    program: Option<usize>,
+    /// File name of a module that should be a C library, and why it could not be used.
     damaged: Option<(String, ModuleProblem)>,
 }
 
-impl Others {
+impl Survey {
+    /// Opens the modules of `mappings` that are new and looks at them; without `allocators` only for the loader's hook.
+    fn of(
+        process: &Process,
+        mappings: &[Mapping],
+        discovery: &mut Discovery,
+        allocators: bool,
+    ) -> Result<Self, TargetError> {
+        let exe = process.exe_file()?.metadata().map_err(|error| process.unreadable("exe", error))?;
+        let root = Root::of(process).ok();
+        let first = discovery.modules.len();
+        let mut survey = Self { first, scans: Vec::new(), program: None, damaged: None };
+        for mapping in mappings.iter().filter(|mapping| mapping.executable && mapping.has_file()) {
+            if !discovery.seen.insert(mapping.file) {
+                continue;
+            }
+            let module = match Module::open(process, mapping) {
+                Ok(module) => module,
+                Err(ModuleProblem::NotElf | ModuleProblem::OtherMachine | ModuleProblem::NotRegular) => continue,
+                Err(problem) => {
+                    process.check_alive()?;
+                    survey.unreadable(discovery, mapping, problem);
+                    continue;
+                }
+            };
+            let identity = module.identity();
+            let program = (identity.device, identity.inode) == (exe.dev(), exe.ino());
+            let scan = if allocators {
+                Scan::of(&module, mapping.path().unwrap_or(Path::new("")), root.as_ref(), program)
+            } else {
+                Scan::of_dynamic(&module)
+            };
+            let mut scan = scan.unwrap_or_else(|problem| {
+                survey.unreadable(discovery, mapping, problem);
+                Scan::default()
+            });
+            if let Some(problem) = scan.problem.take() {
+                survey.unreadable(discovery, mapping, problem);
+            }
+            if program {
+                survey.program = Some(survey.scans.len());
+            }
+            add_hook(discovery, &module, &scan);
+            discovery.modules.push(module);
+            survey.scans.push(scan);
+        }
+        process.check_alive()?;
+        Ok(survey)
+    }
+
     fn unreadable(&mut self, discovery: &mut Discovery, mapping: &Mapping, problem: ModuleProblem) {
         let name = mapping.file_name();
         discovery.notes.push(Note::Unreadable { module: name.clone(), reason: problem.to_string() });
@@ -198,218 +196,156 @@ impl Others {
             self.damaged = Some((name, problem));
         }
     }
+
+    fn looked<'a>(&'a self, modules: &'a [Module]) -> Vec<Looked<'a>> {
+        modules[self.first..].iter().zip(&self.scans).map(|(module, scan)| Looked { module, scan }).collect()
+    }
+
+    /// The program among the new modules: the file that runs, or what the loader was told to run.
+    fn program(&self, modules: &[Module]) -> usize {
+        let looked = self.looked(modules);
+        let program = self.program.filter(|index| !self.scans[*index].loader);
+        program.or_else(|| looked.iter().position(|one| one.module.has_interpreter())).unwrap_or(0)
+    }
+
+    /// Why nothing can be probed.
+    fn nothing(self, process: &Process, discovery: &Discovery) -> TargetError {
+        let pid = process.pid();
+        if let Some((name, problem)) = self.damaged {
+            return TargetError::Module { pid, name, problem };
+        }
+        let libraries = self.scans.iter().zip(&discovery.modules).filter(|(scan, _)| scan.c_library);
+        let unprobed = discovery.notes.iter().find(|note| matches!(note, Note::Unprobed { .. }));
+        if let Some(note) = unprobed {
+            let name = libraries.map(|(_, module)| module.name()).next().unwrap_or_default().to_owned();
+            return TargetError::Module { pid, name, problem: ModuleProblem::NoSite(note.to_string()) };
+        }
+        // Of a static program nothing asks for a loader; nor does the loader itself, run as a program, but then the
+        // program that it loads does.
+        if discovery.modules.iter().any(Module::has_interpreter) {
+            let found = libraries.map(|(_, module)| module.name().to_owned()).next();
+            TargetError::NoAllocator { pid, found }
+        } else {
+            let allocator = self.scans.iter().find_map(|scan| scan.text);
+            TargetError::StaticProgram { pid, exe: process.exe().to_owned(), allocator }
+        }
+    }
 }
 
-fn no_glibc(process: &Process, discovery: Discovery, others: Others) -> TargetError {
-    let pid = process.pid();
-    if let Some((name, problem)) = others.damaged {
-        return TargetError::Module { pid, name, problem };
-    }
-    if let Some(found) = others.library {
-        return TargetError::NoGlibc { pid, found: Some(found) };
-    }
-    // Of a static program nothing asks for a loader; nor does the loader itself, run as a program, but then the
-    // program that it loads does.
-    if discovery.modules.iter().any(Module::has_interpreter) {
-        TargetError::NoGlibc { pid, found: None }
-    } else {
-        TargetError::StaticProgram { pid, exe: process.exe().to_owned() }
-    }
-}
-
-/// Looks at the symbols of the module added last.
-fn look_into(discovery: &mut Discovery, executable: bool, others: &mut Others) -> Result<(), ModuleProblem> {
-    let Some(index) = discovery.modules.len().checked_sub(1) else { return Ok(()) };
-    let module = &discovery.modules[index];
-    let source = Source::new(module.file());
-    if executable
-        && !module.has_interpreter()
-        && let Some(symbols) = source.debugging_symbols()?.filter(|symbols| is_allocator(*symbols))
+/// Takes note of the loader's hook, if this is the loader.
+fn add_hook(discovery: &mut Discovery, module: &Module, scan: &Scan) {
+    const STATE: u64 = 24;
+    if let Some(hook) = scan.hook.filter(|_| discovery.loader.is_none() && !scan.glibc)
+        && let Some(offset) = module.file_offset(hook)
     {
-        let (sites, notes) = resolve(module, index, symbols);
-        discovery.sites.extend(sites);
-        // What a static program lacks, it does not call.
-        discovery.notes.extend(notes.into_iter().filter(|note| !matches!(note, Note::Missing { .. })));
-        return Ok(());
+        let state = scan.debug.and_then(|debug| debug.checked_add(STATE));
+        discovery.loader = Some(LoaderHook { module: discovery.modules.len(), offset, state });
     }
-    let Some(dynamic) = source.dynamic()? else { return Ok(()) };
-    let soname = dynamic.soname.unwrap_or_default();
-    if is_loader(soname) {
-        if discovery.loader.is_none()
-            && let Some(hook) = dynamic.symbols.function("_dl_debug_state")
-            && let Some(offset) = module.file_offset(hook.address)
-        {
-            const STATE: u64 = 24;
-            let state = dynamic.symbols.variable("_r_debug").and_then(|debug| debug.checked_add(STATE));
-            discovery.loader = Some(LoaderHook { module: index, offset, state });
-        }
-        // Loaders of glibc before 2.32 export a malloc, for themselves.
-        return Ok(());
-    }
-    if is_glibc(&dynamic) {
-        let (sites, notes) = resolve(module, index, dynamic.symbols);
-        if sites.is_empty() {
-            let reason = notes.first().map(Note::to_string).unwrap_or_default();
-            others.damaged = Some((module.name().to_owned(), ModuleProblem::NoSite(reason)));
-        }
-        discovery.sites.extend(sites);
-        discovery.notes.extend(notes);
-        return Ok(());
-    }
-    let c_library = [soname, module.name().as_bytes()].into_iter().any(is_other_c_library);
-    if c_library && others.library.is_none() {
-        others.library = Some(module.name().to_owned());
-    }
-    if dynamic.symbols.function("malloc").is_some() {
-        let module = module.name().to_owned();
-        discovery.notes.push(Note::OtherAllocator { module, executable });
-    }
-    Ok(())
 }
 
-fn is_loader(soname: &[u8]) -> bool {
-    soname.starts_with(b"ld-linux")
+/// What to probe in one module.
+struct Chosen<'a> {
+    /// Index among the modules that were looked at.
+    module: usize,
+    hits: Vec<&'a Hit>,
+    notes: Vec<Note>,
 }
 
-fn is_glibc(dynamic: &Dynamic<'_>) -> bool {
-    dynamic.soname == Some(b"libc.so.6")
-        && dynamic.versions.iter().any(|version| version.starts_with(b"GLIBC_2."))
-        && dynamic.symbols.function("malloc").is_some()
-}
-
-/// Whether a module defines a whole allocator: functions that belong together have one heap.
-fn is_allocator(symbols: Symbols<'_>) -> bool {
-    ["malloc", "free", "calloc", "realloc"].iter().all(|name| !definitions(symbols, name).is_empty())
-}
-
-/// Names of C libraries and their loaders: musl, uClibc, bionic, dietlibc.
-fn is_other_c_library(name: &[u8]) -> bool {
-    const STARTS: [&[u8]; 5] = [b"ld-musl-", b"libc.musl-", b"ld-uClibc", b"libuClibc", b"libc.so"];
-    name != b"libc.so.6" && STARTS.iter().any(|start| name.starts_with(start))
-}
-
-/// The definitions of a function: those for other object files, or the only other one.
-fn definitions<'a>(symbols: Symbols<'a>, name: &str) -> Vec<Symbol<'a>> {
-    let mut found: Vec<_> = symbols.functions().filter(|symbol| symbol.name == name.as_bytes()).collect();
-    if found.iter().any(|symbol| !symbol.local) {
-        found.retain(|symbol| !symbol.local);
-    } else if found.iter().any(|symbol| symbol.address != found[0].address) {
-        // Functions of other kinds, by that name.
-        found.clear();
-    }
-    found
-}
-
-/// One address with functions to trace.
-#[derive(Default)]
-struct Found {
-    /// Indexes in [`GLIBC`].
-    functions: Vec<usize>,
-    size: u64,
-    indirect: bool,
-    /// Those of the table first.
-    names: Vec<String>,
-}
-
-impl Found {
-    fn add_name(&mut self, name: &[u8]) {
-        let name = String::from_utf8_lossy(name);
-        if self.names.len() <= MAX_ALIASES && !self.names.iter().any(|known| *known == name) {
-            self.names.push(name.into_owned());
+/// Chooses the functions to probe in every module that was looked at. Without an order nothing shadows anything.
+fn choose<'a>(looked: &[Looked<'a>], order: Option<&Order>) -> Vec<Chosen<'a>> {
+    let place = |module: usize| order.and_then(|order| order.place(module));
+    // The first in the order that defines a name.
+    let mut first: HashMap<Vec<u8>, (usize, usize)> = HashMap::new();
+    for (index, one) in looked.iter().enumerate().filter(|(_, one)| !one.scan.loader) {
+        let Some(place) = place(index) else { continue };
+        for hit in one.scan.hits.iter().filter(|hit| hit.exported) {
+            let entry = first.entry(hit.name()).or_insert((place, index));
+            *entry = (*entry).min((place, index));
         }
     }
-}
-
-/// Finds the functions of [`GLIBC`] and places their probes.
-fn resolve(module: &Module, index: usize, symbols: Symbols<'_>) -> (Vec<ProbeSite>, Vec<Note>) {
-    let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-    for (function, known) in GLIBC.iter().enumerate() {
-        for symbol in definitions(symbols, &known.name) {
-            let entry = found.entry(symbol.address).or_default();
-            entry.functions.push(function);
-            entry.size = entry.size.max(symbol.size);
-            entry.indirect |= symbol.indirect;
-            entry.add_name(symbol.name);
-        }
-    }
-    for symbol in symbols.functions() {
-        if let Some(entry) = found.get_mut(&symbol.address) {
-            entry.add_name(symbol.name);
-        }
-    }
-    let missing: Vec<_> = (0..GLIBC.len())
-        .filter(|wanted| !found.values().any(|entry| entry.functions.contains(wanted)))
-        .map(|wanted| GLIBC[wanted].name.clone())
-        .collect();
-    let mut found: Vec<_> = found.into_iter().collect();
-    found.sort_by_key(|(address, entry)| (entry.functions.iter().min().copied(), *address));
-    let mut sites = Vec::new();
-    let mut notes = Vec::new();
-    for (address, entry) in found {
-        let (Some(function), others) = split(&entry) else { continue };
-        let module_name = || module.name().to_owned();
-        for other in others {
-            notes.push(Note::Unprobed {
-                module: module_name(),
-                function: other.name.clone(),
-                reason: format!("it has the same code as {}, which takes other arguments", function.name),
-            });
-        }
-        match place(module, address, &entry, function) {
-            Ok((function_offset, placement)) => sites.push(ProbeSite {
-                module: index,
-                function: function.name.clone(),
-                aliases: entry.names.into_iter().filter(|name| *name != *function.name).take(MAX_ALIASES).collect(),
-                role: function.role,
-                repeats: false,
-                arguments: function.arguments,
-                function_offset,
-                probe_offset: function_offset.saturating_add(placement.offset),
-                placement,
-            }),
-            Err(reason) => {
-                notes.push(Note::Unprobed { module: module_name(), function: function.name.clone(), reason })
+    let mut chosen = Vec::new();
+    for (index, one) in looked.iter().enumerate().filter(|(_, one)| !one.scan.loader) {
+        let shadowed_by = |hit: &Hit| {
+            let (_, other) = first.get(&hit.name()).filter(|_| hit.exported && place(index).is_some())?;
+            (*other != index && !one.scan.symbolic).then_some(*other)
+        };
+        let (mut hits, mut shadowed) = (Vec::new(), BTreeMap::<usize, Vec<&Hit>>::new());
+        for hit in one.scan.allocators() {
+            match shadowed_by(hit) {
+                Some(other) => shadowed.entry(other).or_default().push(hit),
+                None => hits.push(hit),
             }
         }
+        let is_shadowed = |name: &str| shadowed.values().flatten().any(|hit| hit.known.name == name);
+        // glibc's and musl's reallocarray calls realloc as everybody does, and glibc's cfree, which no new program can
+        // link to, has free's code.
+        let follows = |hit: &Hit| match hit.known.name {
+            "reallocarray" => Some("realloc"),
+            "cfree" => Some("free"),
+            _ => None,
+        };
+        if one.scan.c_library {
+            hits.retain(|hit| !follows(hit).is_some_and(is_shadowed));
+        }
+        let note = |(other, hits): (&usize, &Vec<&Hit>)| Note::Shadowed {
+            module: one.module.name().to_owned(),
+            by: looked[*other].module.name().to_owned(),
+            functions: plain(hits),
+        };
+        let notes = shadowed.iter().map(note);
+        let notes = notes.filter(|note| !matches!(note, Note::Shadowed { functions, .. } if functions.is_empty()));
+        chosen.push(Chosen { module: index, hits, notes: notes.collect() });
     }
-    if !missing.is_empty() {
-        notes.push(Note::Missing { module: module.name().to_owned(), functions: missing });
-    }
-    (sites, notes)
+    chosen
 }
 
-/// The function that an address is taken for, and those that cannot be the same.
-fn split(entry: &Found) -> (Option<&'static Function>, Vec<&'static Function>) {
-    let mut indexes = entry.functions.clone();
-    indexes.sort_unstable();
-    indexes.dedup();
-    let mut functions = indexes.into_iter().filter_map(|index| GLIBC.get(index));
-    let first = functions.next();
-    let others = functions
-        .filter(|other| first.is_some_and(|first| (first.role, first.arguments) != (other.role, other.arguments)))
-        .collect();
-    (first, others)
+/// The C library's among the functions, for a note.
+fn plain(hits: &[&Hit]) -> Vec<Cow<'static, str>> {
+    let plain = hits.iter().filter(|hit| hit.known.family == Family::C && hit.prefix.is_empty());
+    let mut names: Vec<&'static str> = plain.map(|hit| hit.known.name).collect();
+    names.dedup();
+    names.into_iter().map(Cow::Borrowed).collect()
 }
 
-/// File offset of the function and the placement of its probe, or why there is none.
-fn place(
-    module: &Module,
-    address: u64,
-    entry: &Found,
-    function: &Function,
-) -> Result<(u64, prologue::Placement), String> {
-    if entry.indirect {
-        return Err("its address is chosen when the library is loaded, which memtrace does not support yet".into());
+/// The sites for what was chosen.
+fn found(survey: &Survey, modules: &[Module], chosen: Vec<Chosen<'_>>) -> (Vec<ProbeSite>, Vec<Note>) {
+    let (mut all_sites, mut all_notes) = (Vec::new(), Vec::new());
+    for Chosen { module: looked, hits, notes } in chosen {
+        let index = survey.first + looked;
+        let (Some(module), Some(scan)) = (modules.get(index), survey.scans.get(looked)) else { continue };
+        all_notes.extend(notes);
+        let program = survey.program == Some(looked);
+        let other =
+            |allocator| Note::OtherAllocator { module: module.name().to_owned(), executable: program, allocator };
+        if let Some(text) = scan.text {
+            all_notes.push(other(Cow::Borrowed(text)));
+        }
+        if hits.is_empty() {
+            continue;
+        }
+        let (sites, mut notes) = sites::resolve(module, index, scan, &hits);
+        let allocates = |name: &str| name == "malloc";
+        if hits.iter().any(|hit| allocates(hit.known.name) && hit.prefix.is_empty())
+            && !sites.iter().any(|site| allocates(&site.function) || site.aliases.iter().any(|alias| allocates(alias)))
+        {
+            notes.push(other(Cow::Borrowed("malloc")));
+        }
+        if scan.glibc {
+            notes.extend(missing(module, scan));
+        }
+        all_sites.extend(sites);
+        all_notes.extend(notes);
     }
-    let size = usize::try_from(entry.size).unwrap_or(usize::MAX);
-    let wanted = if size == 0 { UNSIZED_FUNCTION } else { size.min(MAX_FUNCTION) };
-    let (offset, bytes) = module
-        .code(address, wanted)
-        .map_err(|error| format!("its code could not be read ({error})"))?
-        .ok_or("its symbol does not point at code")?;
-    let code = Code { bytes: &bytes, address, complete: size != 0 && bytes.len() == size };
-    let placement = prologue::place(code, function.role, function.arguments).map_err(|error| error.to_string())?;
-    Ok((offset, placement))
+    (all_sites, all_notes)
+}
+
+/// The functions that every glibc had, as far as this one lacks some.
+fn missing(module: &Module, scan: &Scan) -> Option<Note> {
+    const NOT_GLIBC: [&str; 3] = ["reallocf", "free_sized", "free_aligned_sized"];
+    let known = catalogue::family(Family::C).filter(|known| !NOT_GLIBC.contains(&known.name));
+    let has = |name: &str| scan.hits.iter().any(|hit| hit.prefix.is_empty() && hit.known.name == name);
+    let functions: Vec<_> = known.filter(|known| !has(known.name)).map(|known| known.name.into()).collect();
+    (!functions.is_empty()).then(|| Note::Missing { module: module.name().to_owned(), functions })
 }
 
 #[cfg(test)]

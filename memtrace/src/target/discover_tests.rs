@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::process::Command;
+use std::{io::Write as _, process::Command};
 
-use memtrace_common::site::Arg;
+use memtrace_common::site::{Answer, Arg};
 
 use super::*;
 use crate::target::{
@@ -48,7 +48,7 @@ fn this_machines_libc() {
         assert_eq!(site.role == Role::Free, name == "free");
     }
     // Every name of the table is a site, another name of one, or missing.
-    for function in &GLIBC {
+    for function in catalogue::family(Family::C).take(9) {
         let named = discovery
             .sites
             .iter()
@@ -56,7 +56,7 @@ fn this_machines_libc() {
         let missing = discovery
             .notes
             .iter()
-            .any(|note| matches!(note, Note::Missing { functions, .. } if functions.contains(&function.name)));
+            .any(|note| matches!(note, Note::Missing { functions, .. } if functions.iter().any(|name| name == function.name)));
         assert!(named != missing, "{}", function.name);
     }
     let mut offsets: Vec<_> = discovery.sites.iter().map(|site| site.probe_offset).collect();
@@ -89,7 +89,7 @@ fn the_loaders_hook() {
     assert!(loader.segments().iter().any(|segment| segment.executable && segment.address_of(hook.offset).is_some()));
     // glibc exports its description of the loaded libraries in every version.
     assert!(hook.state.is_some());
-    assert!(!discovery.notes.iter().any(|note| matches!(note, Note::OtherAllocator { .. })), "{:?}", discovery.notes);
+    assert_eq!(discovery.notes, []);
 }
 
 #[test]
@@ -121,39 +121,212 @@ fn functions_of_one_name_in_a_static_program() {
     let program = workshop.compile("static", SLEEPER, &["-static", other.to_str().unwrap()]);
     let discovery = discovered(&Running::program(&program));
     assert_eq!(discovery.sites.iter().filter(|site| site.function == "malloc").count(), 1);
-    // In a position-independent static program glibc's malloc is local too.
+    // In a position-independent static program glibc's malloc is local too: then glibc's other names for it decide.
     let program = workshop.compile("static", SLEEPER, &["-static-pie", other.to_str().unwrap()]);
-    let running = Running::program(&program);
-    let mallocs = match discover(&Process::open(running.pid()).unwrap()) {
-        Ok(discovery) => discovery.sites.iter().filter(|site| site.function == "malloc").count(),
-        Err(error) => {
-            assert!(matches!(&error, TargetError::StaticProgram { .. }), "{error}");
-            1
+    let discovery = discovered(&Running::program(&program));
+    assert_eq!(sites_of(&discovery, "static")[..3], ["__malloc", "__calloc", "__realloc"]);
+}
+
+/// Names of the sites of a module.
+fn sites_of<'a>(discovery: &'a Discovery, module: &str) -> Vec<&'a str> {
+    let is = |site: &&ProbeSite| discovery.modules[site.module].name() == module;
+    discovery.sites.iter().filter(is).map(|site| &*site.function).collect()
+}
+
+fn shadowing<'a>(discovery: &'a Discovery, module: &str) -> Option<(&'a str, Vec<&'a str>)> {
+    discovery.notes.iter().find_map(|note| match note {
+        Note::Shadowed { module: shadowed, by, functions } if shadowed == module => {
+            Some((by.as_str(), functions.iter().map(|name| &**name).collect()))
         }
-    };
-    assert_eq!(mallocs, 1);
+        _ => None,
+    })
 }
 
 #[test]
-fn a_preloaded_allocator_may_shadow_glibc() {
+fn a_preloaded_allocator_shadows_glibc() {
     let workshop = Workshop::new();
     let library = workshop.compile("libown.so", OWN_MALLOC, &["-shared", "-fPIC"]);
     let program = workshop.compile("sleeper", SLEEPER, &[]);
     let running = Running::start(Command::new(&program).env("LD_PRELOAD", &library));
     let discovery = discovered(&running);
-    assert!(!discovery.sites.is_empty());
-    let note = Note::OtherAllocator { module: "libown.so".into(), executable: false };
-    assert!(discovery.notes.contains(&note), "{:?}", discovery.notes);
-    assert!(note.to_string().contains("may"));
+    assert_eq!(sites_of(&discovery, "libown.so"), ["malloc", "calloc", "realloc", "free"]);
+    assert_eq!(shadowing(&discovery, "libc.so.6"), Some(("libown.so", vec!["malloc", "calloc", "realloc", "free"])));
+    // What only glibc has still hands out blocks of glibc; reallocarray calls realloc, whoever has it.
+    let rest = sites_of(&discovery, "libc.so.6");
+    assert!(rest.contains(&"pvalloc") && rest.contains(&"posix_memalign"), "{rest:?}");
+    for dead in ["malloc", "calloc", "realloc", "reallocarray", "free", "cfree"] {
+        assert!(!rest.contains(&dead), "{dead}");
+    }
 }
 
 #[test]
 fn a_program_with_its_own_allocator_shadows_glibc() {
     let workshop = Workshop::new();
-    let program = workshop.compile("own", &format!("{OWN_MALLOC}{SLEEPER}"), &["-rdynamic"]);
+    let source = format!("{OWN_MALLOC}{SLEEPER}");
+    let program = workshop.compile("own", &source, &["-rdynamic"]);
     let discovery = discovered(&Running::program(&program));
-    let note = Note::OtherAllocator { module: "own".into(), executable: true };
-    assert!(discovery.notes.contains(&note), "{:?}", discovery.notes);
+    assert_eq!(sites_of(&discovery, "own"), ["malloc", "calloc", "realloc", "free"]);
+    assert!(!sites_of(&discovery, "libc.so.6").contains(&"malloc"));
+    // What the program does not export is for itself: the C library uses its own.
+    let hidden = workshop.compile("hidden", &source, &["-fvisibility=hidden"]);
+    let discovery = discovered(&Running::program(&hidden));
+    assert_eq!(sites_of(&discovery, "hidden"), ["malloc", "calloc", "realloc", "free"]);
+    assert!(sites_of(&discovery, "libc.so.6").contains(&"malloc"));
+    assert_eq!(shadowing(&discovery, "libc.so.6"), None);
+    let stripped = workshop.compile("stripped", &source, &["-fvisibility=hidden", "-s"]);
+    assert_eq!(sites_of(&discovered(&Running::program(&stripped)), "stripped"), [""; 0]);
+}
+
+#[test]
+fn libraries_are_searched_in_the_order_they_are_asked_for() {
+    let workshop = Workshop::new();
+    let flags = ["-shared", "-fPIC"];
+    let first = workshop.compile("libfirst.so", OWN_MALLOC, &flags);
+    let second = workshop.compile("libsecond.so", OWN_MALLOC, &flags);
+    let link = |name: &str, libraries: [&std::path::Path; 2]| {
+        let libraries = libraries.map(|path| path.to_str().unwrap());
+        workshop.compile(name, SLEEPER, &[&["-Wl,--no-as-needed"][..], &libraries].concat())
+    };
+    for (program, used, other) in [
+        (link("forward", [&first, &second]), "libfirst.so", "libsecond.so"),
+        (link("backward", [&second, &first]), "libsecond.so", "libfirst.so"),
+    ] {
+        let discovery = discovered(&Running::program(&program));
+        assert_eq!(sites_of(&discovery, used).len(), 4);
+        assert_eq!(sites_of(&discovery, other), [""; 0]);
+        assert_eq!(shadowing(&discovery, other).map(|(by, _)| by), Some(used));
+        assert!(!sites_of(&discovery, "libc.so.6").contains(&"malloc"));
+    }
+}
+
+/// jemalloc's native functions and those of a prefix are an allocator's by themselves; wrappers are not.
+#[test]
+fn allocators_with_names_of_their_own() {
+    let workshop = Workshop::new();
+    let source = r#"
+        #include <stddef.h>
+        #define F __attribute__((used, noinline))
+        F void *_rjem_mallocx(size_t n, int f) { return (void *)(n + f); }
+        F size_t _rjem_xallocx(void *p, size_t n, size_t e, int f) { return n; }
+        F void _rjem_sdallocx(void *p, size_t n, int f) { (void)*(volatile char *)p; }
+        F void *zzmalloc(size_t n) { return (void *)n; }
+        F void *zzcalloc(size_t n, size_t m) { return (void *)(n * m); }
+        F void *zzrealloc(void *p, size_t n) { return p; }
+        F void zzfree(void *p) { (void)*(volatile char *)p; }
+        F void *mi_malloc(size_t n) { return (void *)n; }
+        F void *mi_heap_realloc_aligned(void *h, void *p, size_t n, size_t a) { return p; }
+        F void mi_free(void *p) { (void)*(volatile char *)p; }
+    "#;
+    let program = workshop.compile("native", &format!("{source}{SLEEPER}"), &["-O1"]);
+    let discovery = discovered(&Running::program(&program));
+    let mut names = sites_of(&discovery, "native");
+    names.sort_unstable();
+    let expected =
+        ["_rjem_mallocx", "_rjem_sdallocx", "_rjem_xallocx", "mi_free", "mi_heap_realloc_aligned", "mi_malloc"];
+    assert_eq!(names, expected);
+    let site = |name: &str| discovery.sites.iter().find(|site| site.function == name).unwrap().site(0);
+    assert_eq!(site("_rjem_xallocx").answer, Answer::InPlace);
+    assert_eq!((site("_rjem_xallocx").pointer, site("_rjem_xallocx").out), (Arg::A0, Arg::A0));
+    let realloc = site("mi_heap_realloc_aligned");
+    assert_eq!((realloc.pointer, realloc.size, realloc.answer), (Arg::A1, Arg::A2, Answer::Pointer));
+    assert!(sites_of(&discovery, "libc.so.6").contains(&"malloc"));
+    let aligned = format!("{source} F void *zzmemalign(size_t a, size_t n) {{ return (void *)(a + n); }}");
+    let program = workshop.compile("aligning", &format!("{aligned}{SLEEPER}"), &["-O1"]);
+    assert!(sites_of(&discovered(&Running::program(&program)), "aligning").contains(&"zzmalloc"));
+}
+
+/// Functions that only jump to another one are that one; those that call another free twice. C++'s operators are probed
+/// unless they do nothing but call malloc.
+#[test]
+fn functions_that_lead_to_others() {
+    let workshop = Workshop::new();
+    let source = r#"
+        __asm__(".globl valloc; .type valloc, @function; valloc: jmp malloc; .size valloc, .-valloc");
+        __asm__(".globl cfree; .type cfree, @function; cfree: endbr64; jmp free; .size cfree, .-cfree");
+        __attribute__((noinline)) void free_sized(void *p, size_t n) { free(p); __asm__ volatile("" ::: "memory"); }
+        __thread void *cache;
+        void *_Znwm(size_t n) { void *p = NEW; while (!p) p = malloc(n); return p; }
+        void _ZdlPv(void *p) { free(p); __asm__ volatile("" ::: "memory"); }
+    "#;
+    let operators = |discovery: &Discovery, module| {
+        let sites = sites_of(discovery, module);
+        sites.iter().filter(|name| name.starts_with("_Z")).map(|name| (*name).to_owned()).collect::<Vec<_>>()
+    };
+    let flags = ["-shared", "-fPIC", "-O1", "-fno-builtin", "-fno-optimize-sibling-calls", "-ftls-model=initial-exec"];
+    let plain =
+        workshop.compile("libplain.so", &format!("{OWN_MALLOC}{source}"), &[&flags[..], &["-DNEW=malloc(n)"]].concat());
+    let cached =
+        workshop.compile("libcached.so", &format!("{OWN_MALLOC}{source}"), &[&flags[..], &["-DNEW=cache"]].concat());
+    let program = workshop.compile("sleeper", SLEEPER, &[]);
+    let discovery = discovered(&Running::start(Command::new(&program).env("LD_PRELOAD", &plain)));
+    let site = |name: &str| {
+        discovery
+            .sites
+            .iter()
+            .find(|site| site.function == name && discovery.modules[site.module].name() == "libplain.so")
+    };
+    assert!(site("malloc").unwrap().aliases.contains(&"valloc".to_owned()));
+    assert!(site("free").unwrap().aliases.contains(&"cfree".to_owned()));
+    assert!(site("valloc").is_none() && site("cfree").is_none());
+    assert!(site("free_sized").unwrap().repeats && !site("free").unwrap().repeats);
+    assert_eq!(operators(&discovery, "libplain.so"), [""; 0]);
+    let discovery = discovered(&Running::start(Command::new(&program).env("LD_PRELOAD", &cached)));
+    assert_eq!(operators(&discovery, "libcached.so"), ["_Znwm", "_ZdlPv"]);
+}
+
+#[test]
+fn libraries_that_are_opened_later() {
+    let workshop = Workshop::new();
+    let library = workshop.compile("libown.so", OWN_MALLOC, &["-shared", "-fPIC"]);
+    let source = r#"
+        #include <dlfcn.h>
+        #include <stdio.h>
+        #include <unistd.h>
+        int main(int n, char **v) {
+            puts("ready"); fflush(stdout);
+            char c;
+            if (read(0, &c, 1) != 1 || !dlopen(v[1], RTLD_NOW)) return 1;
+            for (;;) pause();
+        }
+    "#;
+    let program = workshop.compile("opener", source, &[]);
+    let mut running = Running::start(Command::new(&program).arg(&library).stdin(std::process::Stdio::piped()));
+    let process = Process::open(running.pid()).unwrap();
+    let mut discovery = discover(&process).unwrap();
+    let before = discovery.sites.clone();
+    let mappings = mappings::read(&process).unwrap();
+    assert_eq!(look_again(&process, &mut discovery, &mappings).unwrap(), before.len()..before.len());
+    running.0.stdin.take().unwrap().write_all(b"x").unwrap();
+    let opened = || mappings::read(&process).unwrap();
+    let mut mappings = opened();
+    while !mappings.iter().any(|mapping| mapping.executable && mapping.file_name() == "libown.so") {
+        std::thread::yield_now();
+        mappings = opened();
+    }
+    let new = look_again(&process, &mut discovery, &mappings).unwrap();
+    assert_eq!((new.len(), &discovery.sites[..before.len()]), (4, &before[..]));
+    assert_eq!(sites_of(&discovery, "libown.so"), ["malloc", "calloc", "realloc", "free"]);
+    assert!(new.clone().all(|index| discovery.modules[discovery.sites[index].module].name() == "libown.so"));
+    assert!(look_again(&process, &mut discovery, &mappings).unwrap().is_empty());
+    // One that looks for the first time finds both too: what was opened later is not shadowed, and shadows nothing.
+    let discovery = discovered(&running);
+    assert_eq!(sites_of(&discovery, "libown.so").len(), 4);
+    assert!(sites_of(&discovery, "libc.so.6").contains(&"malloc"));
+}
+
+/// Before the loader has run there is no list of modules in the process's memory: what it will be follows from the files.
+#[test]
+fn a_program_that_is_starting() {
+    let workshop = Workshop::new();
+    let library = workshop.compile("libown.so", OWN_MALLOC, &["-shared", "-fPIC"]);
+    let program = workshop.compile("sleeper", SLEEPER, &["-Wl,--no-as-needed", library.to_str().unwrap()]);
+    let mut launched = crate::target::launch::Launched::spawn(&[program.into_os_string()]).unwrap();
+    let process = Process::open(launched.pid()).unwrap();
+    launched.run_until(|| mappings::read(&process).is_ok_and(|mappings| mappings::maps_libc(&mappings))).unwrap();
+    let discovery = discover(&process).unwrap();
+    assert_eq!(sites_of(&discovery, "libown.so").len(), 4);
+    assert_eq!(shadowing(&discovery, "libc.so.6").map(|(by, _)| by), Some("libown.so"));
+    launched.kill();
 }
 
 #[test]
@@ -183,47 +356,25 @@ fn a_program_that_maps_no_libc() {
     let bare = workshop.compile("bare", source, &flags);
     let running = Running::program(&bare);
     let error = discover(&Process::open(running.pid()).unwrap()).unwrap_err();
-    assert!(matches!(&error, TargetError::NoGlibc { found: None, .. }), "{error}");
+    assert!(matches!(&error, TargetError::NoAllocator { found: None, .. }), "{error}");
     let with_musl = workshop.compile("musl", source, &[&flags[..], &[musl.to_str().unwrap()]].concat());
     let running = Running::program(&with_musl);
     let error = discover(&Process::open(running.pid()).unwrap()).unwrap_err();
     assert!(
-        matches!(&error, TargetError::NoGlibc { found: Some(name), .. } if name == "ld-musl-x86_64.so.1"),
+        matches!(&error, TargetError::NoAllocator { found: Some(name), .. } if name == "ld-musl-x86_64.so.1"),
         "{error}"
     );
-}
-
-#[test]
-fn names_of_c_libraries() {
-    for name in ["ld-musl-x86_64.so.1", "libc.musl-x86_64.so.1", "ld-uClibc.so.1", "libc.so", "libc.so.0"] {
-        assert!(is_other_c_library(name.as_bytes()), "{name}");
-    }
-    for name in ["libc.so.6", "libcrypto.so.3", "libcap.so.2", "ld-linux-x86-64.so.2", ""] {
-        assert!(!is_other_c_library(name.as_bytes()), "{name}");
-    }
-}
-
-#[test]
-fn functions_that_cannot_share_an_address() {
-    let index = |name: &str| GLIBC.iter().position(|function| function.name == name).unwrap();
-    let entry =
-        |names: &[&str]| Found { functions: names.iter().map(|name| index(name)).collect(), ..Found::default() };
-    let (first, others) = split(&entry(&["aligned_alloc", "memalign", "memalign"]));
-    assert_eq!((&*first.unwrap().name, others.len()), ("memalign", 0));
-    let (first, others) = split(&entry(&["free", "malloc", "valloc"]));
-    assert_eq!(first.unwrap().name, "malloc");
-    assert_eq!(others.iter().map(|other| &*other.name).collect::<Vec<_>>(), ["free"]);
-    assert!(split(&entry(&[])).0.is_none());
 }
 
 #[test]
 fn notes_escape_what_they_quote() {
     let evil = "a\u{1b}[31m\nb".to_string();
     for note in [
-        Note::OtherAllocator { module: evil.clone(), executable: true },
-        Note::OtherAllocator { module: evil.clone(), executable: false },
+        Note::OtherAllocator { module: evil.clone(), executable: true, allocator: evil.clone().into() },
+        Note::OtherAllocator { module: evil.clone(), executable: false, allocator: "malloc".into() },
+        Note::Shadowed { module: evil.clone(), by: evil.clone(), functions: vec!["malloc".into()] },
         Note::Missing { module: evil.clone(), functions: vec!["cfree".into()] },
-        Note::Unprobed { module: evil.clone(), function: "free".into(), reason: "no".into() },
+        Note::Unprobed { module: evil.clone(), function: evil.clone().into(), reason: "no".into() },
         Note::Unreadable { module: evil, reason: "no".into() },
     ] {
         let text = note.to_string();

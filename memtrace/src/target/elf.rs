@@ -5,6 +5,7 @@
 
 use std::{
     cell::Cell,
+    collections::HashMap,
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     ops::Range,
@@ -16,7 +17,7 @@ use object::{
     read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _, Sym as _},
 };
 
-use super::ModuleProblem;
+use super::{ModuleProblem, catalogue};
 
 type Header = elf::FileHeader64<LittleEndian>;
 
@@ -28,7 +29,7 @@ const MAX_TOTAL: u64 = 256 << 20;
 const MAX_HEADERS: usize = 4096;
 /// Largest note or dynamic segment.
 const MAX_SEGMENT: u64 = 1 << 20;
-/// Longest symbol name that is looked at; longer ones are no functions of the C library.
+/// Longest symbol name that is looked at; longer ones are no allocator's functions.
 const MAX_NAME: usize = 256;
 /// Longest build ID; the usual ones have 8 to 20 bytes.
 const MAX_BUILD_ID: usize = 64;
@@ -68,6 +69,8 @@ pub struct Headers {
     pub segments: Vec<Segment>,
     /// Whether a dynamic loader is asked for (`PT_INTERP`).
     pub interpreter: bool,
+    /// Virtual address of the dynamic section (`PT_DYNAMIC`).
+    pub dynamic: Option<u64>,
     pub build_id: Option<Vec<u8>>,
 }
 
@@ -121,6 +124,7 @@ impl<'f> Source<'f> {
                     executable: program.p_flags(LE) & elf::PF_X != 0,
                 }),
                 elf::PT_INTERP => headers.interpreter = true,
+                elf::PT_DYNAMIC => headers.dynamic = Some(program.p_vaddr(LE)),
                 elf::PT_NOTE if headers.build_id.is_none() => {
                     check_segment(program)?;
                     let notes = program.notes(LE, self.data()).map_err(malformed)?;
@@ -141,16 +145,22 @@ impl<'f> Source<'f> {
     pub fn dynamic(&self) -> Result<Option<Dynamic<'_>>, ModuleProblem> {
         let data = self.data();
         let Some(symbols) = self.symbols(elf::SHT_DYNSYM, "dynamic symbols")? else { return Ok(None) };
-        let mut dynamic = Dynamic { symbols, soname: None, versions: Vec::new() };
+        let mut dynamic = Dynamic { symbols, soname: None, needed: Vec::new(), symbolic: false, versions: Vec::new() };
         for program in self.program_headers()? {
             if program.p_type(LE) == elf::PT_DYNAMIC {
                 check_segment(program)?;
                 let entries = program.dynamic(LE, data).map_err(malformed)?.unwrap_or_default();
-                dynamic.soname = entries
-                    .iter()
-                    .take_while(|entry| entry.d_tag(LE) != u64::from(elf::DT_NULL))
-                    .find(|entry| entry.d_tag(LE) == u64::from(elf::DT_SONAME))
-                    .and_then(|entry| symbols.string(entry.d_val(LE)));
+                let entries = entries.iter().take_while(|entry| entry.d_tag(LE) != u64::from(elf::DT_NULL));
+                for entry in entries {
+                    let value = entry.d_val(LE);
+                    match u32::try_from(entry.d_tag(LE)) {
+                        Ok(elf::DT_SONAME) => dynamic.soname = symbols.string(value),
+                        Ok(elf::DT_NEEDED) => dynamic.needed.extend(symbols.string(value)),
+                        Ok(elf::DT_SYMBOLIC) => dynamic.symbolic = true,
+                        Ok(elf::DT_FLAGS) => dynamic.symbolic |= value & u64::from(elf::DF_SYMBOLIC) != 0,
+                        _ => {}
+                    }
+                }
             }
         }
         for section in self.header()?.section_headers(LE, data).map_err(malformed)? {
@@ -169,9 +179,28 @@ impl<'f> Source<'f> {
         Ok(Some(dynamic))
     }
 
-    /// Reads the symbol table for debuggers, which has all symbols of a static program; `None` if it has been removed.
-    pub fn debugging_symbols(&self) -> Result<Option<Symbols<'_>>, ModuleProblem> {
-        self.symbols(elf::SHT_SYMTAB, "symbols")
+    /// Addresses of the words that the dynamic loader fills with the addresses of functions, and the functions' names.
+    pub fn function_slots(&self, symbols: Symbols<'_>) -> Result<HashMap<u64, Vec<u8>>, ModuleProblem> {
+        let data = self.data();
+        let mut slots = HashMap::new();
+        for section in self.header()?.section_headers(LE, data).map_err(malformed)? {
+            if section.sh_type(LE) != elf::SHT_RELA {
+                continue;
+            }
+            check_size(section.sh_size(LE), MAX_READ, "relocations")?;
+            let relocations: &[elf::Rela64<LittleEndian>] = section.data_as_array(LE, data).map_err(malformed)?;
+            for relocation in relocations {
+                let info = relocation.r_info.get(LE);
+                if !matches!(info as u32, elf::R_X86_64_JUMP_SLOT | elf::R_X86_64_GLOB_DAT) {
+                    continue;
+                }
+                let name = usize::try_from(info >> 32).ok().and_then(|index| symbols.name(index));
+                if let Some(name) = name.filter(|name| catalogue::known(name).is_some()) {
+                    slots.insert(relocation.r_offset.get(LE), name.to_vec());
+                }
+            }
+        }
+        Ok(slots)
     }
 
     /// Reads a symbol table and its strings.
@@ -206,6 +235,10 @@ pub struct Dynamic<'a> {
     pub symbols: Symbols<'a>,
     /// `DT_SONAME`.
     pub soname: Option<&'a [u8]>,
+    /// `DT_NEEDED`: the libraries that it asks for.
+    pub needed: Vec<&'a [u8]>,
+    /// Whether its own symbols come first for itself (`DT_SYMBOLIC`, `DF_SYMBOLIC`).
+    pub symbolic: bool,
     /// Names of the symbol versions that the file defines.
     pub versions: Vec<&'a [u8]>,
 }
@@ -248,6 +281,21 @@ impl<'a> Symbols<'a> {
                     local: symbol.st_bind() == elf::STB_LOCAL,
                 })
             })
+    }
+
+    /// A symbol table and its strings.
+    pub fn new(symbols: &'a [elf::Sym64<LittleEndian>], strings: &'a [u8]) -> Self {
+        Self { symbols, strings }
+    }
+
+    /// How many symbols it has.
+    pub fn len(self) -> usize {
+        self.symbols.len()
+    }
+
+    /// Name of the symbol of that number.
+    fn name(self, index: usize) -> Option<&'a [u8]> {
+        self.string(self.symbols.get(index)?.st_name(LE).into())
     }
 
     /// The function of that name.

@@ -86,22 +86,28 @@ pub enum TargetError {
     NoPidfd,
     /// No dynamic loader, and no allocator that the program's symbols show.
     #[error(
-        "process {pid} runs a statically linked program ({exe:?}), whose symbol table shows no malloc, free, calloc and \
-         realloc: trace a build of it that has not been stripped, or a dynamically linked one"
+        "process {pid} runs a statically linked program ({exe:?}) {}: trace a build of it that has not been stripped, or a \
+         dynamically linked one; `memtrace pgfaultstacks` and `memtrace mmapstacks` work with this one",
+        match allocator {
+            Some(name) => format!("whose allocator seems to be {name}, and its symbols were removed"),
+            None => "whose symbols show no allocator that memtrace knows (malloc, free, calloc and realloc, for example)".into(),
+        }
     )]
     StaticProgram {
         /// The process.
         pid: u32,
         /// Its program.
         exe: PathBuf,
+        /// An allocator whose messages are in the program.
+        allocator: Option<&'static str>,
     },
-    /// Another C library, or none.
+    /// No allocator in any module.
     #[error(
-        "process {pid} {}, and memtrace supports only the allocator of glibc yet: trace a build of the program that \
-         uses glibc",
+        "process {pid} {}, and in none of its modules there is an allocator that memtrace knows: name its functions with \
+         `--alloc` and `--free`, or use `memtrace pgfaultstacks` or `memtrace mmapstacks`",
         match found { Some(name) => format!("uses the C library {name:?}"), None => "maps no C library".into() }
     )]
-    NoGlibc {
+    NoAllocator {
         /// The process.
         pid: u32,
         /// File name of the C library it maps.
@@ -168,7 +174,7 @@ pub enum ModuleProblem {
     /// A table is larger than memtrace is willing to read.
     #[error("its ELF structures are too large ({0}): please report this as a bug")]
     TooLarge(&'static str),
-    /// It is a glibc, but not one of its functions can be probed.
+    /// It is an allocator, but not one of its functions can be probed.
     #[error("none of its allocator functions can be probed ({0}): please report this as a bug")]
     NoSite(String),
 }

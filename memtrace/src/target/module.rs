@@ -107,6 +107,11 @@ impl Module {
         self.headers.interpreter
     }
 
+    /// Virtual address of its dynamic section, if it has one.
+    pub(super) fn dynamic_section(&self) -> Option<u64> {
+        self.headers.dynamic
+    }
+
     /// File offset of a virtual address, as the file's symbols number it; `None` if it does not come from the file.
     pub fn file_offset(&self, address: u64) -> Option<u64> {
         self.segments().iter().find_map(|segment| segment.file_offset(address))

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use memtrace_common::site::{Answer, Site};
+use memtrace_common::site::{Answer, Arg, Site};
 
 use super::{
     function::{Arguments, Role},
@@ -22,6 +22,8 @@ pub struct ProbeSite {
     pub role: Role,
     /// Where its arguments are.
     pub arguments: Arguments,
+    /// Bytes of every block that it allocates, if no argument tells them.
+    pub constant: Option<u32>,
     /// Whether it frees blocks by calling another probed function.
     pub repeats: bool,
     /// File offset of its first instruction.
@@ -37,7 +39,8 @@ impl ProbeSite {
     pub fn site(&self, index: u16) -> Site {
         Site {
             index,
-            size: self.arguments.size,
+            size: if self.constant.is_some() { Arg::Constant } else { self.arguments.size },
+            constant: self.constant.unwrap_or(0),
             count: self.arguments.count,
             pointer: self.arguments.pointer,
             out: if self.arguments.answer == Answer::InPlace { self.arguments.pointer } else { self.arguments.out },

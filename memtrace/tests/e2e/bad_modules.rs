@@ -135,9 +135,9 @@ fn damaged_and_changing_files() {
         found.unwrap_or_else(|| panic!("nothing is said of {module}: {problems:#?}")).1.as_str()
     };
     assert!(reason("headers.so").contains("damaged"), "{}", reason("headers.so"));
-    assert!(reason("many_headers.so").contains("damaged"), "{}", reason("many_headers.so"));
-    assert!(reason("text.so").contains("not an ELF file"), "{}", reason("text.so"));
-    for whole in ["deleted.so", "secret.so", "shrinks.so", "replaced.so", "really (deleted)", "library0.so"] {
+    assert!(reason("many_headers.so").contains("program headers"), "{}", reason("many_headers.so"));
+    // What is no module is nothing unusual.
+    for whole in ["deleted.so", "secret.so", "shrinks.so", "replaced.so", "really", "library0.so", "text.so"] {
         assert!(!problems.iter().any(|(name, _)| name == whole), "{whole}: {problems:#?}");
     }
     // Names are as they are for programs, and escaped for people.

@@ -27,6 +27,7 @@ mod support {
 mod bad_input;
 mod bad_modules;
 mod command;
+mod custom;
 mod fixtures;
 mod harm;
 mod limits;

@@ -25,7 +25,7 @@ use crate::{
         source::uprobe::{AttachPoint, Reach},
     },
     profile::{self, By, ProcessState},
-    target::{Process, Selection, TargetError, process::Seccomp},
+    target::{Process, Selection, TargetError, custom::Spec, process::Seccomp},
 };
 
 /// Room for messages about system calls: about 190,000 of them.
@@ -57,10 +57,12 @@ impl Session {
             refuse_hazards_of_all()?;
         }
         let named = selection.is_none();
+        // The libraries of a command are not there yet.
+        let strict = named && !options.starting;
         let (mut found, mut missed) = (Vec::new(), Vec::new());
         for process in processes {
             let (pid, comm) = (process.pid(), process.comm().to_owned());
-            match look(process, probes) {
+            match look(process, probes, &options.custom, strict) {
                 Ok(traced) => found.push(Traced { named, ..traced }),
                 Err(error) if named => return Err(error),
                 Err(error) => missed.push(missing(pid, comm, &error)),
@@ -119,7 +121,7 @@ impl Session {
             events,
             growth: Growth::default(),
             started: None,
-            options: *options,
+            options: options.clone(),
             probes,
             scope,
             next_search: Instant::now() + HOUSEKEEPING,
@@ -220,8 +222,8 @@ pub(super) fn bare(points: Vec<(Place, AttachPoint)>) -> Vec<AttachPoint> {
 }
 
 /// Looks into a process and refuses what would harm it.
-pub(super) fn look(process: Process, probes: Probes) -> anyhow::Result<Traced> {
-    let traced = Traced::look(process, probes, monotonic_now())?;
+pub(super) fn look(process: Process, probes: Probes, specs: &[Spec], strict: bool) -> anyhow::Result<Traced> {
+    let traced = Traced::look(process, probes, specs, strict, monotonic_now())?;
     if probes != Probes::None {
         refuse_hazards(&traced.process)?;
     }
@@ -230,10 +232,19 @@ pub(super) fn look(process: Process, probes: Probes) -> anyhow::Result<Traced> {
 
 /// A process that could not be traced.
 pub(super) fn missing(pid: u32, comm: String, error: &anyhow::Error) -> profile::Process {
+    if !Process::open(pid).is_ok_and(|process| process.is_alive()) {
+        return ended(pid, comm);
+    }
     let reason = match error.downcast_ref::<TargetError>() {
         Some(error) => error.to_string(),
         None => format!("{error:#}"),
     };
+    profile::Process { state: ProcessState::Missed { reason }, ..profile::Process::new(pid, comm) }
+}
+
+/// A process that was gone before it could be traced.
+pub(super) fn ended(pid: u32, comm: String) -> profile::Process {
+    let reason = "it ended before its probes were in place".to_owned();
     profile::Process { state: ProcessState::Missed { reason }, ..profile::Process::new(pid, comm) }
 }
 

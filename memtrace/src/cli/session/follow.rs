@@ -78,20 +78,16 @@ impl Session {
             self.numbers.insert(child, image);
             return Ok(());
         }
+        let parent_pid = parent.process.pid();
+        let comm = parent.process.comm().to_owned();
         let Ok(process) = Process::open(child) else {
-            let reason = "it had ended before its probes were in place".to_owned();
-            let comm = parent.process.comm().to_owned();
-            let parent = Some(parent.process.pid());
-            let state = profile::ProcessState::Missed { reason };
-            self.miss(profile::Process { parent, state, ..profile::Process::new(child, comm) });
+            self.miss(profile::Process { parent: Some(parent_pid), ..attach::ended(child, comm) });
             self.unswept.push(image);
             return Ok(());
         };
-        let parent_pid = parent.process.pid();
         let mut forked = Traced::forked(process, parent, monotonic_now());
         forked.since = self.since();
         let before = self.tracer.page_records(image);
-        let comm = forked.process.comm().to_owned();
         let number = match self.adopt(forked, Some(image)) {
             Ok(number) => number,
             Err(error) => {
@@ -206,7 +202,7 @@ impl Session {
         {
             return Ok(());
         }
-        let mut traced = attach::look(process, self.probes)?;
+        let mut traced = attach::look(process, self.probes, &self.options.custom, false)?;
         traced.named = pending.named;
         traced.parent = pending.parent;
         traced.since = self.since();

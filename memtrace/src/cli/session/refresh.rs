@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::{AttachedLate, Probes, REFRESH_PAUSE, Session, Traced, attach::bare, monotonic_now};
+use super::{AttachedLate, Probes, REFRESH_PAUSE, Session, Traced, attach::bare, monotonic_now, traced::add_custom};
 use crate::{
     kernel::source::uprobe::Reach,
-    target::{self, mappings},
+    target::{self, custom, mappings},
 };
 use memtrace_common::settings::Unwind;
 use std::time::{Duration, Instant};
@@ -24,6 +24,20 @@ impl Session {
         if let Err(error) = self.refresh_one(self.first, false) {
             tracing::warn!("stacks through code mapped just now will be cut: {error}");
         }
+    }
+
+    /// Checks that the functions that the user described are there, now that the command's libraries are.
+    ///
+    /// # Errors
+    /// One is not.
+    pub fn check_custom(&self) -> anyhow::Result<()> {
+        let Some(traced) = self.traced.get(&self.first) else { return Ok(()) };
+        let (specs, modules) = (&self.options.custom, &traced.discovery.modules);
+        if !specs.is_empty() && self.probes == Probes::Recording {
+            let found = custom::resolve(&traced.process, specs, modules, 0)?;
+            custom::check(&traced.process, specs, &found, modules)?;
+        }
+        Ok(())
     }
 
     /// Reads the memory maps that are to be read again.
@@ -78,11 +92,25 @@ impl Session {
         }
         let Ok(mappings) = mappings::read(&traced.process) else { return Ok(()) };
         traced.note_searched(&mappings);
-        let from = target::discover_in(&traced.process, &mappings).map(|discovery| {
-            // The paths of its probes lead to what it holds open.
-            traced.held.push(std::mem::replace(&mut traced.discovery, Rc::new(discovery)));
-            0
-        });
+        let specs = &self.options.custom;
+        let from = match Rc::get_mut(&mut traced.discovery) {
+            Some(discovery) => {
+                let (sites, modules) = (discovery.sites.len(), discovery.modules.len());
+                target::discover::look_again(&traced.process, discovery, &mappings)
+                    .map_err(anyhow::Error::from)
+                    .and_then(|_| Ok(add_custom(&traced.process, discovery, specs, modules, false)?))
+                    .map(|()| sites)
+            }
+            // It is shared with forked processes, which do not have what is new.
+            None => target::discover_in(&traced.process, &mappings).map_err(anyhow::Error::from).and_then(
+                |mut discovery| {
+                    add_custom(&traced.process, &mut discovery, specs, 0, false)?;
+                    // The paths of its probes lead to what it holds open.
+                    traced.held.push(std::mem::replace(&mut traced.discovery, Rc::new(discovery)));
+                    Ok(0)
+                },
+            ),
+        };
         let from = match from {
             Ok(from) => from,
             Err(error) => {

@@ -18,7 +18,12 @@ use crate::{
     collect::modules::Modules,
     kernel::source::uprobe::AttachPoint,
     profile::{self, ProcessState},
-    target::{self, Discovery, Mapping, Module, Process, TargetError, process::Rss, select},
+    target::{
+        self, Discovery, Mapping, Module, Process,
+        custom::{self, CustomError, Spec},
+        process::Rss,
+        select,
+    },
 };
 
 /// What became of a process.
@@ -84,15 +89,28 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Looks into a process; it is not traced yet.
+    /// Looks into a process; it is not traced yet. `specs` describe functions beside those that are known; `strict`: each of them must
+    /// be there.
     ///
     /// # Errors
     /// It can't be looked into, or nothing in it can be probed.
-    pub fn look(process: Process, probes: Probes, now: u64) -> Result<Self, TargetError> {
-        let discovery = match probes {
+    pub fn look(process: Process, probes: Probes, specs: &[Spec], strict: bool, now: u64) -> anyhow::Result<Self> {
+        let mut discovery = match probes {
             Probes::None => target::discover::modules(&process)?,
-            _ => target::discover(&process)?,
+            _ => match target::discover(&process) {
+                Ok(discovery) => discovery,
+                // What the user describes may be all there is.
+                Err(_) if !specs.is_empty() => target::discover::modules(&process)?,
+                Err(error) => return Err(error.into()),
+            },
         };
+        if probes != Probes::None {
+            add_custom(&process, &mut discovery, specs, 0, strict)?;
+            if discovery.sites.is_empty() {
+                // Tells why.
+                target::discover(&process)?;
+            }
+        }
         for note in &discovery.notes {
             tracing::info!("process {}: {note}", process.pid());
         }
@@ -100,7 +118,7 @@ impl Traced {
         if let Err(error) = modules.refresh(&process)
             && process.is_alive()
         {
-            return Err(error);
+            return Err(error.into());
         }
         Ok(Self::with(process, Rc::new(discovery), modules, now))
     }
@@ -121,7 +139,7 @@ impl Traced {
             number: 0,
             cgroup: select::cgroup_of(process.pid()),
             rss: process.rss().ok().map(|rss| (rss, rss)),
-            searched: modules.code().filter(|code| code.module.is_some()).map(|code| code.mapping.file).collect(),
+            searched: discovery.modules.iter().map(Module::key).collect(),
             process,
             discovery,
             held: Vec::new(),
@@ -229,6 +247,31 @@ impl Traced {
             ..profile::Process::new(self.process.pid(), self.process.comm())
         }
     }
+}
+
+/// Adds the functions that the user describes, in the modules from position `from` on.
+pub fn add_custom(
+    process: &Process,
+    discovery: &mut Discovery,
+    specs: &[Spec],
+    from: usize,
+    strict: bool,
+) -> Result<(), CustomError> {
+    if specs.is_empty() {
+        return Ok(());
+    }
+    let found = custom::resolve(process, specs, &discovery.modules, from)?;
+    if strict {
+        for waiting in custom::check(process, specs, &found, &discovery.modules)? {
+            if let Some(spec) = specs.get(waiting) {
+                tracing::info!("{:?}: its module is not loaded yet", spec.text());
+            }
+        }
+    }
+    custom::overrule(&mut discovery.sites, &found.sites);
+    discovery.notes.extend(found.notes.into_iter().map(|(_, note)| note));
+    discovery.sites.extend(found.sites.into_iter().map(|custom| custom.site));
+    Ok(())
 }
 
 /// Where a virtual address of a module's file is in the process.

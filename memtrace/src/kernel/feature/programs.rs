@@ -199,6 +199,7 @@ fn fire(mut tracer: Tracer) -> Result<(Seen, Messages), Failure> {
 }
 
 const NO_ARGUMENTS: Site = Site {
+    constant: 0,
     index: 0,
     size: Arg::None,
     count: Arg::None,

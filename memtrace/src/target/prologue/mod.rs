@@ -229,7 +229,7 @@ fn register(argument: Arg) -> Option<Register> {
         Arg::A3 => Some(Register::RCX),
         Arg::A4 => Some(Register::R8),
         Arg::A5 => Some(Register::R9),
-        Arg::None => None,
+        Arg::Constant | Arg::None => None,
     }
 }
 

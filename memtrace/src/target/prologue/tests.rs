@@ -2,13 +2,14 @@
 
 use super::*;
 use crate::target::{
-    Process, discover,
+    Process,
+    catalogue::{self, Family, Known},
+    discover,
     elf::Source,
-    function::{Function, GLIBC},
 };
 
-fn function(name: &str) -> &'static Function {
-    GLIBC.iter().find(|function| function.name == name).unwrap()
+fn function(name: &str) -> &'static Known {
+    catalogue::known(name.as_bytes()).unwrap()
 }
 
 fn bytes(hex: &str) -> Vec<u8> {
@@ -328,6 +329,7 @@ fn random_bytes_are_survived() {
     .map(bytes)
     .into();
     let mut placed = 0;
+    let functions: Vec<_> = catalogue::family(Family::C).collect();
     for round in 0..60_000 {
         let mut code = if round % 2 == 0 {
             (0..random.next() % 48).map(|_| random.next() as u8).collect()
@@ -340,7 +342,7 @@ fn random_bytes_are_survived() {
                 *byte = random.next() as u8;
             }
         }
-        let function = &GLIBC[random.next() as usize % GLIBC.len()];
+        let function = functions[random.next() as usize % functions.len()];
         // Addresses at which offsets wrap around, too.
         let address = [0, 0x1000, u64::MAX - 8][round % 3];
         let complete = !random.next().is_multiple_of(8);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    super::{TargetError, near::near, procfs},
+    super::{TargetError, near::Nearest, procfs},
     SelectError,
     procs::Procs,
 };
@@ -176,8 +176,11 @@ impl Cgroup {
                 break;
             }
         }
-        let wanted = last(&self.path);
-        let similar = near(&wanted, known, |path| path.rsplit('/').next().unwrap_or_default(), SUGGESTIONS);
+        let mut nearest = Nearest::new(&last(&self.path), SUGGESTIONS);
+        for path in known {
+            nearest.offer(path.rsplit('/').next().unwrap_or_default(), || path.clone());
+        }
+        let similar = nearest.best();
         Err(SelectError::NoSuchCgroup { path: self.text.clone(), similar }.into())
     }
 }

@@ -95,6 +95,8 @@ pub enum Fixture {
     SpaceLeakLibrary,
     /// One function allocates, another touches.
     Touched,
+    /// Has allocators of its own.
+    Custom,
     /// Functions that are hard to name; nothing moved or aligned.
     Names,
     /// The same with a build ID of its own, to be split.
@@ -147,6 +149,7 @@ impl Fixture {
         Self::SpaceLeak,
         Self::SpaceLeakLibrary,
         Self::Touched,
+        Self::Custom,
         Self::Names,
         Self::NamesSplit,
         Self::NamesFirst,
@@ -207,6 +210,7 @@ impl Fixture {
             Self::SpaceLeak => "space-leak",
             Self::SpaceLeakLibrary => "space_leak.so",
             Self::Touched => "touched",
+            Self::Custom => "alloc_custom",
             Self::Names => "names",
             Self::NamesSplit => "names-split",
             Self::NamesFirst => "names_first.so",
@@ -274,6 +278,7 @@ impl Fixture {
             Self::SpaceLeak => &["space_leak.c", "fixture.c"],
             Self::SpaceLeakLibrary => &["space_leak_lib.c"],
             Self::Touched => &["touched.c", "fixture.c"],
+            Self::Custom => &["alloc_custom.c", "fixture.c"],
             Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
             Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
             Self::NamesCpp => &["names.cpp"],

@@ -4,8 +4,8 @@
 
 use std::{fs, io::Write as _, path::PathBuf, process::Command};
 
-use super::{super::symbols::Symbols, *};
-use crate::target::test_program::Workshop;
+use super::*;
+use crate::{symbol::symbols::Symbols, target::test_program::Workshop};
 
 const SOURCE: &str = "
 __attribute__((noinline)) static int hidden(int x) { return x + 1; }
