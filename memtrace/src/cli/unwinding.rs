@@ -36,6 +36,8 @@ pub enum State {
     Rows,
     /// By frame pointers: it has no unwind information.
     NoInformation,
+    /// By frame pointers: it is no file that can be used, for the reason given.
+    NoModule(String),
     /// Not at all: its unwind information can't be used, for the reason given.
     Unusable(String),
     /// Not at all: there was no room for its table.
@@ -48,7 +50,7 @@ impl State {
         match self {
             Self::Rows => None,
             Self::NoInformation => Some("it has no unwind information"),
-            Self::Unusable(reason) => Some(reason),
+            Self::NoModule(reason) | Self::Unusable(reason) => Some(reason),
             Self::NoRoom => Some("there is no room for its table (raise --memory-budget)"),
         }
     }
@@ -95,7 +97,10 @@ impl Unwinding {
             if self.states.contains_key(&key) {
                 continue;
             }
-            if let Some(module) = code.module {
+            if let Some(problem) = code.problem {
+                let (name, state) = (code.mapping.file_name(), State::NoModule(problem.to_owned()));
+                self.states.insert(key, ModuleState { name, rows: 0, bytes: 0, unsupported_code: 0, state });
+            } else if let Some(module) = code.module {
                 self.add(key, module.name(), Table::read(module.file()));
             } else if key == VDSO {
                 let bytes = mappings::read_vdso(process, code.mapping);

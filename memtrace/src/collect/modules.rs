@@ -10,7 +10,9 @@ use std::{
 
 use crate::{
     profile::{self, NameSources},
-    target::{Mapping, Module, Process, TargetError, generated, mappings, mappings::FileKey, rooted::Root},
+    target::{
+        Mapping, Module, ModuleProblem, Process, TargetError, generated, mappings, mappings::FileKey, rooted::Root,
+    },
 };
 
 /// Most mappings kept: a target that maps code for ever must not make memtrace grow for ever.
@@ -33,6 +35,8 @@ pub struct Modules {
     left_out: u64,
     /// Files by identity; `None` for those that could not be opened.
     files: HashMap<FileKey, Option<Module>>,
+    /// Why files that should be modules could not be opened as such.
+    problems: HashMap<FileKey, String>,
     /// Their identities in the order in which they were opened.
     opened: Vec<FileKey>,
     /// Those in force when the map was last read.
@@ -83,6 +87,8 @@ pub struct Code<'a> {
     pub mapping: &'a Mapping,
     /// The file behind it, if there is one that could be opened.
     pub module: Option<&'a Module>,
+    /// Why there is none, where there should be one.
+    pub problem: Option<&'a str>,
 }
 
 impl Modules {
@@ -110,6 +116,7 @@ impl Modules {
             }
             for key in self.opened.drain(opened..) {
                 self.files.remove(&key);
+                self.problems.remove(&key);
             }
             self.current.retain(|mapping| !mapping.has_file() || self.files.contains_key(&mapping.file));
         }
@@ -183,7 +190,15 @@ impl Modules {
         if mapping.has_file() {
             let file = self.files.entry(mapping.file).or_insert_with(|| {
                 self.opened.push(mapping.file);
-                Module::open(process, mapping).ok()
+                match Module::open(process, mapping) {
+                    Ok(module) => Some(module),
+                    // Programs map other files executable too.
+                    Err(ModuleProblem::NotElf | ModuleProblem::OtherMachine | ModuleProblem::NotRegular) => None,
+                    Err(problem) => {
+                        self.problems.insert(mapping.file, problem.to_string());
+                        None
+                    }
+                }
             });
             return file.as_ref().map(Module::path);
         }
@@ -195,7 +210,11 @@ impl Modules {
 
     /// The mappings of code in force when the map was last read, by address.
     pub fn code(&self) -> impl Iterator<Item = Code<'_>> {
-        self.current.iter().map(|mapping| Code { mapping, module: self.module(mapping.file) })
+        self.current.iter().map(|mapping| Code {
+            mapping,
+            module: self.module(mapping.file),
+            problem: self.problems.get(&mapping.file).map(String::as_str),
+        })
     }
 
     /// The file behind mappings with this identity.

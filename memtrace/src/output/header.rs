@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::{
-    profile::{Subject, TraceEnd, Unwinding},
+    profile::{NameProblem, Subject, TraceEnd, UnwindProblem, Unwinding},
     view::{self, Coverage, Share, Which},
 };
 
@@ -46,10 +46,9 @@ fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
     }
     lines.extend(stacks(coverage));
     lines.extend(unwinding(&coverage.unwinding));
-    for problem in &coverage.problems {
-        let module = escape::text(&problem.module);
-        lines.push(("names", format!("{module}: {}", escape::text(&problem.problem))));
-    }
+    let problem =
+        |problem: &NameProblem| format!("{}: {}", escape::text(&problem.module), escape::text(&problem.problem));
+    lines.extend(at_most(MOST_PROBLEMS, &coverage.problems, problem).map(|line| ("names", line)));
     lines.extend(losses(coverage));
     let rss = coverage.rss.map(|rss| {
         format!(
@@ -81,6 +80,9 @@ fn target(coverage: &Coverage) -> String {
         end(coverage.end, coverage.processes.len() > 1)
     )
 }
+
+/// Most files of which a problem is told.
+const MOST_PROBLEMS: usize = 20;
 
 /// Most processes that the first line names.
 const MOST_PROCESSES: usize = 4;
@@ -186,12 +188,20 @@ fn stacks(coverage: &Coverage) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// A line for each of the first `most` of `list`, and one for the rest.
+fn at_most<'a, T>(most: usize, list: &'a [T], line: impl Fn(&T) -> String + 'a) -> impl Iterator<Item = String> + 'a {
+    let (shown, rest) = list.split_at(most.min(list.len()));
+    let rest = (!rest.is_empty()).then(|| format!("… and {}", units::counted(rest.len() as u64, "more file")));
+    shown.iter().map(line).chain(rest)
+}
+
 /// What the unwind tables did not cover.
 fn unwinding(unwinding: &Unwinding) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
-    for problem in &unwinding.problems {
-        lines.push(format!("no rows for {}: {}", escape::text(&problem.module), escape::text(&problem.problem)));
-    }
+    let problem = |problem: &UnwindProblem| {
+        format!("no rows for {}: {}", escape::text(&problem.module), escape::text(&problem.problem))
+    };
+    lines.extend(at_most(MOST_PROBLEMS, &unwinding.problems, problem));
     if unwinding.left_out != 0 {
         let mappings = units::counted(unwinding.left_out, "code mapping");
         lines.push(format!("{mappings} beyond those that can be unwound: stacks through them are cut"));

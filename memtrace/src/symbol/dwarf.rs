@@ -1,21 +1,21 @@
 //! Functions and lines by address, out of debug information (DWARF).
 
-use std::borrow::Cow;
+use std::{borrow::Cow, rc::Rc};
 
 use addr2line::{Context, gimli};
-use gimli::{DwarfSections, EndianSlice, LittleEndian, SectionId};
+use gimli::{AbbreviationsCacheStrategy, DwarfSections, SectionId};
 
+use super::meter::{Bounds, Metered, Section};
 use crate::target::image::{Budget, Image, ImageError};
 
 /// Most functions inlined into each other at one address.
 const MAX_INLINED: usize = 256;
 
-type Reader<'a> = EndianSlice<'a, LittleEndian>;
-
 /// The sections that debug information is in, of a file and of the one that it continues in.
 pub struct Sections<'a> {
-    own: DwarfSections<Cow<'a, [u8]>>,
-    continued: Option<DwarfSections<Cow<'a, [u8]>>>,
+    own: DwarfSections<Section<'a>>,
+    continued: Option<DwarfSections<Section<'a>>>,
+    bounds: Rc<Bounds>,
 }
 
 impl<'a> Sections<'a> {
@@ -25,14 +25,18 @@ impl<'a> Sections<'a> {
     /// One of them is damaged, or too large when it is decompressed.
     pub fn read(image: &'a Image, continued: Option<&'a Image>) -> Result<Self, ImageError> {
         let mut budget = Budget::default();
+        let bounds = Bounds::new();
         let mut load = |image: &'a Image| {
             // Locations of variables are large and not needed.
-            DwarfSections::load(|id: SectionId| match id {
-                SectionId::DebugLoc | SectionId::DebugLocLists | SectionId::DebugTypes => Ok(Cow::Borrowed(&[][..])),
-                id => image.content(id.name(), &mut budget),
+            DwarfSections::load(|id: SectionId| {
+                let data = match id {
+                    SectionId::DebugLoc | SectionId::DebugLocLists | SectionId::DebugTypes => Cow::Borrowed(&[][..]),
+                    id => image.content(id.name(), &mut budget)?,
+                };
+                Ok::<_, ImageError>(Section::new(id, data, &bounds))
             })
         };
-        Ok(Self { own: load(image)?, continued: continued.map(load).transpose()? })
+        Ok(Self { own: load(image)?, continued: continued.map(load).transpose()?, bounds })
     }
 
     /// Indexes the compilation units.
@@ -40,9 +44,16 @@ impl<'a> Sections<'a> {
     /// # Errors
     /// They are damaged.
     pub fn index(&self) -> Result<DebugInformation<'_>, gimli::Error> {
-        let dwarf =
-            self.own.borrow_with_sup(self.continued.as_ref(), |section| EndianSlice::new(section, LittleEndian));
-        Ok(DebugInformation { context: Context::from_dwarf(dwarf)? })
+        self.bounds.begin();
+        let mut dwarf = self.own.borrow_with_sup(self.continued.as_ref(), Section::reader);
+        // Units that were optimized together share one table, which would be read for each of them.
+        dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::Duplicates);
+        Ok(DebugInformation { context: Context::from_dwarf(dwarf)?, bounds: &self.bounds })
+    }
+
+    /// Whether more was to be read than any compiler's output makes necessary: then what was found is not everything.
+    pub fn are_exhausted(&self) -> bool {
+        self.bounds.are_exhausted()
     }
 }
 
@@ -58,7 +69,8 @@ pub struct Found<'a> {
 
 /// Indexed debug information.
 pub struct DebugInformation<'a> {
-    context: Context<Reader<'a>>,
+    context: Context<Metered<'a>>,
+    bounds: &'a Bounds,
 }
 
 impl<'a> DebugInformation<'a> {
@@ -67,6 +79,7 @@ impl<'a> DebugInformation<'a> {
     /// # Errors
     /// It is damaged where the address is described.
     pub fn find(&self, address: u64) -> Result<Found<'_>, gimli::Error> {
+        self.bounds.begin();
         // Split DWARF (`.dwo`) is not read: only what the program itself says of the unit is used.
         let mut frames = self.context.find_frames(address).skip_all_loads()?;
         let mut found = Found::default();

@@ -20,6 +20,7 @@ mod demangle;
 mod dwarf;
 mod locate;
 mod merge;
+mod meter;
 mod module;
 mod path;
 mod perf_map;
@@ -169,6 +170,8 @@ impl Names {
     }
 }
 
+#[cfg(test)]
+mod fuzz_tests;
 #[cfg(test)]
 mod place_tests;
 #[cfg(test)]

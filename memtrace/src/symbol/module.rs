@@ -112,6 +112,8 @@ enum DebugError {
     Image(#[from] ImageError),
     #[error("{0}")]
     Format(#[from] addr2line::gimli::Error),
+    #[error("it is made to take very much time or memory; {done} of {all} addresses have names of it")]
+    Exhausted { done: usize, all: usize },
     #[error("it took more than {} s; {done} of {all} addresses have names of it", MOST_TIME.as_secs())]
     Slow { done: usize, all: usize },
 }
@@ -127,11 +129,18 @@ fn described_frames(
 ) -> Result<(), DebugError> {
     let start = Instant::now();
     let sections = Sections::read(image, continued)?;
-    let information = sections.index()?;
+    let mut exhausted = None;
+    let information = match sections.index() {
+        Err(_) if sections.are_exhausted() => return Err(DebugError::Exhausted { done: 0, all: addresses.len() }),
+        information => information?,
+    };
     for (index, address) in addresses.iter().enumerate() {
         // What is damaged in one place may be whole elsewhere.
         let found = address.and_then(|address| information.find(address).ok()).unwrap_or_default();
         frames.push(address.map(|address| lookup.frames(address, found)).unwrap_or_default());
+        if exhausted.is_none() && sections.are_exhausted() {
+            exhausted = Some(index);
+        }
         if index % CHUNK == 0 {
             progress(index);
             if start.elapsed() > MOST_TIME {
@@ -139,7 +148,10 @@ fn described_frames(
             }
         }
     }
-    Ok(())
+    match exhausted {
+        Some(done) => Err(DebugError::Exhausted { done, all: addresses.len() }),
+        None => Ok(()),
+    }
 }
 
 /// Symbols, and the names made so far.

@@ -267,6 +267,7 @@ fn nothing_is_lost_by_a_split() {
             assert_eq!(sum(&mut named.stacks.iter().map(part)), whole, "{by:?}");
             assert_eq!(sum(&mut named.processes.iter().map(of_process)), whole, "{by:?}");
         }
+        assert_eq!(named.through, [Amount { bytes: 600, count: 60 }, Amount::default()]);
     }
 }
 

@@ -21,6 +21,9 @@ const MAX_MINI: u64 = 256 << 20;
 /// Most memory that its decompression may take, beside the result: `xz -9` asks for 65 MiB.
 const MAX_XZ_MEMORY: u64 = 80 << 20;
 
+/// Most bytes of notes that are searched for a build ID. Sections of a hostile file may overlap without end.
+const MAX_NOTES: u64 = 4 << 20;
+
 /// Section of a small symbol table.
 const MINI: &str = ".gnu_debugdata";
 
@@ -159,8 +162,15 @@ impl Image {
         let header = Header::parse(self.data()).ok()?;
         let sections = self.sections().ok()?;
         let usable = |id: &&[u8]| (2..=64).contains(&id.len());
-        for section in sections.iter() {
-            if let Ok(Some(mut notes)) = section.notes(ENDIAN, self.data()) {
+        let mut left = MAX_NOTES;
+        let mut has_room = |size: u64| {
+            left = left.saturating_sub(size.saturating_add(1));
+            left > 0
+        };
+        for section in sections.iter().filter(|section| section.sh_type(ENDIAN) == elf::SHT_NOTE) {
+            if has_room(section.sh_size(ENDIAN))
+                && let Ok(Some(mut notes)) = section.notes(ENDIAN, self.data())
+            {
                 while let Ok(Some(note)) = notes.next() {
                     if note.name() == elf::ELF_NOTE_GNU && note.n_type(ENDIAN) == elf::NT_GNU_BUILD_ID {
                         return Some(note.desc()).filter(usable);
@@ -168,8 +178,11 @@ impl Image {
                 }
             }
         }
-        for segment in header.program_headers(ENDIAN, self.data()).ok()? {
-            if let Ok(Some(mut notes)) = segment.notes(ENDIAN, self.data()) {
+        let segments = header.program_headers(ENDIAN, self.data()).ok()?.iter();
+        for segment in segments.filter(|segment| segment.p_type(ENDIAN) == elf::PT_NOTE) {
+            if has_room(segment.p_filesz(ENDIAN))
+                && let Ok(Some(mut notes)) = segment.notes(ENDIAN, self.data())
+            {
                 while let Ok(Some(note)) = notes.next() {
                     if note.name() == elf::ELF_NOTE_GNU && note.n_type(ENDIAN) == elf::NT_GNU_BUILD_ID {
                         return Some(note.desc()).filter(usable);

@@ -45,4 +45,6 @@ pub use select::{PidNamespace, Selection};
 pub use site::{ProbeRow, ProbeSite};
 
 #[cfg(test)]
+pub(crate) mod fuzz;
+#[cfg(test)]
 pub(crate) mod test_program;

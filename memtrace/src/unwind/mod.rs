@@ -25,6 +25,8 @@ pub use table::{Share, Skipped, Summary, Table};
 #[cfg(test)]
 mod fixture;
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod readelf_tests;
 #[cfg(test)]
 mod stepping;

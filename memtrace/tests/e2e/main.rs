@@ -28,6 +28,7 @@ mod support {
 
 mod allocators;
 mod bad_input;
+mod bad_modules;
 mod command;
 mod custom;
 mod fixtures;

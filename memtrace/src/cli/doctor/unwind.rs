@@ -72,7 +72,7 @@ impl<'a> From<&'a ModuleState> for Row<'a> {
 fn means(state: &State) -> &'static str {
     match state {
         State::Rows => "rows",
-        State::NoInformation => "frame pointers",
+        State::NoInformation | State::NoModule(_) => "frame pointers",
         State::Unusable(_) | State::NoRoom => "nothing",
     }
 }

@@ -114,6 +114,8 @@ pub enum Fixture {
     LoaderLibraryNow,
     /// Uses the first of them.
     LoaderUser,
+    /// Maps and opens the files that it is told.
+    Modules,
     /// Without any shared library, and without symbols.
     Stripped,
     /// Of the other word size.
@@ -158,6 +160,7 @@ impl Fixture {
         Self::StacksHuge,
         Self::LoaderLibraryNow,
         Self::LoaderUser,
+        Self::Modules,
         Self::Stripped,
         Self::Tiny32,
     ];
@@ -218,6 +221,7 @@ impl Fixture {
             Self::StacksHuge => "stacks_huge.so",
             Self::LoaderLibraryNow => "loader_now.so",
             Self::LoaderUser => "loader_user.so",
+            Self::Modules => "modules",
             Self::Stripped => "stripped",
             Self::Tiny32 => "tiny32",
         }
@@ -258,6 +262,7 @@ impl Fixture {
             Self::StacksLibrary | Self::StacksLibraryLarge => &["stacks_lib.c"],
             Self::Busy => &["busy.c", "fixture.c"],
             Self::Start | Self::StartStatic => &["start.c", "fixture.c"],
+            Self::Modules => &["modules.c", "fixture.c"],
             Self::Stripped => &["plain.c", "fixture.c"],
             Self::Pages | Self::PlainPages => &[
                 "pages.c",
@@ -311,7 +316,7 @@ impl Fixture {
             Self::StacksStatic => command.args(PLAIN_FLAGS).args(["-static", "-Wl,--no-warnings"]),
             Self::StacksStaticPie => command.args(PLAIN_FLAGS).args(["-static-pie", "-Wl,--no-warnings"]),
             Self::Pages | Self::Space => command.args(FLAGS).arg("-DFRAMES"),
-            Self::PlainPages | Self::PlainSpace | Self::SpaceLeak => command.args(PLAIN_FLAGS),
+            Self::PlainPages | Self::PlainSpace | Self::SpaceLeak | Self::Modules => command.args(PLAIN_FLAGS),
             Self::SpaceLeakLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksLibrary => command.args(PLAIN_FLAGS).args(["-shared", "-fPIC"]),
             Self::StacksHuge => command.args(["-shared", "-nostdlib"]),
@@ -336,6 +341,7 @@ impl Fixture {
             | Self::StacksNow
             | Self::StacksFixed
             | Self::SpaceLeak
+            | Self::Modules
             | Self::Names
             | Self::NamesSplit => command.arg("-ldl"),
             _ => &mut command,
