@@ -257,7 +257,12 @@ impl Session {
             memory.inherited = None;
             self.tracer.set_late(number);
         }
-        tracing::info!("tracing {:?} (pid {}) too", traced.process.comm(), traced.process.pid());
+        let (comm, pid, since) = (traced.process.comm(), traced.process.pid(), traced.since.as_secs_f64());
+        if pending.named {
+            eprintln!("memtrace: process {pid} has executed another program: tracing {comm:?} from {since:.3} s on");
+        } else {
+            tracing::info!("tracing {comm:?} (pid {pid}) too");
+        }
         Ok(())
     }
 
