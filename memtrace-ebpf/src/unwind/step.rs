@@ -210,7 +210,11 @@ fn next(walk: &mut Walk, state: *const ThreadState) -> Result<Next, StackEnd> {
             walk.keep = 1;
             return Err(StackEnd::Complete);
         }
-        return if walk.mode == Unwind::Auto as u32 { by_frame_pointer(walk, state) } else { Err(StackEnd::UnknownCode) };
+        return if walk.mode == Unwind::Auto as u32 {
+            by_frame_pointer(walk, state)
+        } else {
+            Err(StackEnd::UnknownCode)
+        };
     }
     by_row(walk, state, row, rule)
 }

@@ -116,6 +116,7 @@ fn profile(args: &Args, addresses: Vec<u64>) -> Profile {
         duration: Duration::from_secs(1),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
+        everywhere: false,
         attached_late: Vec::new(),
         missed_more: 0,
         functions: vec![Function { name: "malloc".into(), module: String::new() }],

@@ -138,6 +138,13 @@ impl Modules {
         }
     }
 
+    /// Forgets the mappings from position `seen` on, which turned out to be another program's.
+    pub fn forget_since(&mut self, seen: usize) {
+        self.seen.truncate(seen);
+        self.known.retain(|_, position| *position < seen);
+        self.current = self.before.clone();
+    }
+
     /// Opens the map of generated code while there is a process to ask: again every time, since it may have been written
     /// anew.
     fn open_perf_map(&mut self, process: &Process) {

@@ -38,6 +38,7 @@
 //!   older_ns         unfreed blocks younger than this are left out
 //!   younger          {bytes, count}: those blocks
 //!   probed           [{module, functions, allocated}]: all files with probed functions, and what was allocated through them
+//!   everywhere       whether the probes reached every process that maps the probed files (--all-processes)
 //!   attached_late    [{process, pid, module, functions, since_ns}]: allocators that were loaded during the trace, how many of
 //!                    their functions were probed and from when; what they did before is in no total, and as nothing is known
 //!                    of it, `lower_bound` does not tell of it

@@ -22,6 +22,7 @@ pub struct CoverageObject<'a> {
     older_ns: u64,
     younger: Amount,
     probed: Vec<Probed<'a>>,
+    everywhere: bool,
     attached_late: Vec<Late<'a>>,
     missed_more: u64,
     events: Events,
@@ -158,6 +159,7 @@ impl<'a> From<&'a Coverage> for CoverageObject<'a> {
                     allocated: probed.allocated.into(),
                 })
                 .collect(),
+            everywhere: coverage.everywhere,
             attached_late: coverage.attached_late.iter().map(|late| Late::of(late, coverage)).collect(),
             missed_more: coverage.missed_more,
             events: Events {

@@ -28,6 +28,12 @@ pub fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
             units::counted(functions as u64, "function")
         ));
     }
+    if coverage.everywhere {
+        lines.push(
+            "in every process that maps these files: each of their calls takes the kernel's trap (--all-processes)"
+                .into(),
+        );
+    }
     labelled("probed", lines).chain(labelled("late", late(coverage))).collect()
 }
 

@@ -84,6 +84,8 @@ pub struct Profile {
     pub older: Duration,
     /// The probed functions; [`Stack::function`] is an index of it.
     pub functions: Vec<Function>,
+    /// Whether the probes reached every process on the machine that maps the probed files, traced or not.
+    pub everywhere: bool,
     /// Allocators that were loaded during the trace.
     pub attached_late: Vec<AttachedLate>,
     /// Every distinct call stack with at least one allocation.

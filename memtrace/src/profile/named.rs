@@ -47,6 +47,8 @@ pub struct NamedProfile {
     pub functions: Vec<Function>,
     /// What was allocated through each of [`Self::functions`], parallel to it.
     pub through: Vec<Amount>,
+    /// Whether the probes reached every process on the machine that maps the probed files, traced or not.
+    pub everywhere: bool,
     /// Allocators that were loaded during the trace.
     pub attached_late: Vec<AttachedLate>,
     /// The call paths, in the order in which they were first recorded.

@@ -125,6 +125,7 @@ pub fn name(profile: &Profile, options: &Options, progress: &mut dyn FnMut(usize
         older: profile.older,
         functions: profile.functions.clone(),
         through,
+        everywhere: profile.everywhere,
         attached_late: profile.attached_late.clone(),
         stacks: merged.finish(&names, options.lines),
         events: profile.events,

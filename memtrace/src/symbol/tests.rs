@@ -85,6 +85,7 @@ pub fn profile(stacks: Vec<Stack>, mappings: Vec<Mapping>) -> Profile {
         duration: Duration::from_secs(10),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
+        everywhere: false,
         attached_late: Vec::new(),
         missed_more: 0,
         functions: vec![

@@ -276,7 +276,7 @@ fn choose<'a>(looked: &[Looked<'a>], order: Option<&Order>) -> Vec<Chosen<'a>> {
                 None => hits.push(hit),
             }
         }
-        let is_shadowed = |name: &str| shadowed.values().flatten().any(|hit| hit.known.name == name);
+        let dead: HashSet<&str> = shadowed.values().flatten().map(|hit| hit.known.name).collect();
         // glibc's and musl's reallocarray calls realloc as everybody does, and glibc's cfree, which no new program can
         // link to, has free's code.
         let follows = |hit: &Hit| match hit.known.name {
@@ -285,7 +285,7 @@ fn choose<'a>(looked: &[Looked<'a>], order: Option<&Order>) -> Vec<Chosen<'a>> {
             _ => None,
         };
         if one.scan.c_library {
-            hits.retain(|hit| !follows(hit).is_some_and(is_shadowed));
+            hits.retain(|hit| !follows(hit).is_some_and(|name| dead.contains(name)));
         }
         let note = |(other, hits): (&usize, &Vec<&Hit>)| Note::Shadowed {
             module: one.module.name().to_owned(),

@@ -36,6 +36,8 @@ pub struct Coverage {
     /// The probed functions by module: those through which most was allocated first, then in the order of discovery.
     pub probed: Vec<ProbedModule>,
     /// Allocators that were loaded during the trace. They do not make the totals lower bounds by themselves: a lower bound
+    /// Whether the probes reached every process on the machine that maps the probed files, traced or not.
+    pub everywhere: bool,
     /// says that blocks are known to be missing, and whether these did anything before they were probed is not known.
     pub attached_late: Vec<AttachedLate>,
     /// What the probes saw.
@@ -198,6 +200,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         older: profile.older,
         younger: live.minus(unfreed).unwrap_or_default(),
         probed: probed(profile),
+        everywhere: profile.everywhere,
         attached_late: profile.attached_late.clone(),
         events: profile.events,
         lower_bound: is_lower_bound(profile),

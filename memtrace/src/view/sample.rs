@@ -85,6 +85,7 @@ pub fn plain() -> NamedProfile {
         duration: Duration::from_secs(60),
         end: TraceEnd::Duration,
         older: Duration::ZERO,
+        everywhere: false,
         attached_late: Vec::new(),
         missed_more: 0,
         functions: vec![

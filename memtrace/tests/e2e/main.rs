@@ -7,6 +7,8 @@
 
 mod support {
     pub mod build;
+    pub mod cargo;
+    pub mod cells;
     pub mod code;
     pub mod compare;
     pub mod cpp_library;
@@ -24,6 +26,7 @@ mod support {
     pub mod truth;
 }
 
+mod allocators;
 mod bad_input;
 mod bad_modules;
 mod command;
@@ -40,6 +43,9 @@ mod pages_life;
 mod pages_refused;
 mod places;
 mod programs;
+mod real_programs;
+mod real_redis;
+mod real_servers;
 mod reconcile;
 mod reconcile_programs;
 mod rules;

@@ -80,9 +80,35 @@ fn a_target_that_exits_leaves_a_report_of_the_last_look() {
     until_end("exit", "target exited");
 }
 
+/// The pages of the old program are gone with it; those of the new one are counted from its first on.
 #[test]
-fn a_target_that_executes_another_program_leaves_a_report_of_the_last_look() {
-    until_end("execute", "target executed another program");
+fn a_target_that_executes_another_program_is_followed() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("growth.json");
+    let mut target = Target::start(Fixture::PlainPages, &["execute"]);
+    let pid = target.pid().to_string();
+    let mut memtrace = Memtrace::tracing(&["pgfaultstacks", "-p", &pid, "-o", &file.display().to_string()]);
+    target.go();
+    target.truth();
+    target.end_line();
+    target.wait_ready();
+    memtrace.wait_until_followed();
+    target.go();
+    let truth = target.truth();
+    memtrace.interrupt().success();
+    let report = parse(&read(&file));
+    let most: u64 = truth.unfreed.values().map(|held| held.bytes).sum();
+    let by_work: u64 = report["stacks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|stack| stack["frames"].as_array().unwrap().ends_with(&["work".into(), "touch".into()]))
+        .map(|stack| stack["bytes"].as_u64().unwrap())
+        .sum();
+    assert_eq!(by_work, most, "{report:#}");
+    let states: Vec<_> = report["processes"].as_array().unwrap().iter().map(|process| &process["state"]).collect();
+    assert_eq!(states, ["running", "executed"], "the new program comes first");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal},
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -28,12 +29,15 @@ impl Apt {
             return Ok(());
         }
         self.update()?;
-        run::run(
+        let quiet = StartsNothing::until_dropped()?;
+        let installed = run::run(
             apt_get(&missing)?
                 // An installation that would take another package away is for the user to decide.
                 .args(["install", "--yes", "--no-remove", "--no-install-recommends"])
                 .args(&missing),
-        )
+        );
+        drop(quiet);
+        installed
     }
 
     /// The packages of a compiler that can build the eBPF programs.
@@ -82,18 +86,54 @@ impl Apt {
     }
 }
 
-/// apt-get as root, for `packages` as far as they are known.
-fn apt_get(packages: &[String]) -> Result<Command> {
-    let mut command = if run::is_root() {
-        Command::new("env")
-    } else if run::on_path("sudo") {
+/// Forbids packages to start their services, which the tests start by themselves: invoke-rc.d(8) asks this file. One
+/// that is there already is left as it is.
+struct StartsNothing {
+    made: bool,
+}
+
+impl StartsNothing {
+    const FILE: &'static str = "/usr/sbin/policy-rc.d";
+
+    fn until_dropped() -> Result<Self> {
+        let Some(mut command) = as_root("sh").filter(|_| !Path::new(Self::FILE).exists()) else {
+            return Ok(Self { made: false });
+        };
+        let script = format!("printf '#!/bin/sh\\nexit 101\\n' > {0} && chmod 755 {0}", Self::FILE);
+        run::run(command.arg("-c").arg(script))?;
+        Ok(Self { made: true })
+    }
+}
+
+impl Drop for StartsNothing {
+    fn drop(&mut self) {
+        let Some(mut command) = as_root("rm").filter(|_| self.made) else {
+            return;
+        };
+        if let Err(error) = run::run(command.arg(Self::FILE)) {
+            eprintln!("setup: warning: {} is still there, and no package can start a service: {error:#}", Self::FILE);
+        }
+    }
+}
+
+/// A command that is run as root, if that can be had.
+fn as_root(program: &str) -> Option<Command> {
+    if run::is_root() {
+        return Some(Command::new(program));
+    }
+    run::on_path("sudo").then(|| {
         let mut sudo = Command::new("sudo");
         if !io::stdin().is_terminal() {
             sudo.arg("--non-interactive");
         }
-        sudo.arg("env");
+        sudo.arg(program);
         sudo
-    } else {
+    })
+}
+
+/// apt-get as root, for `packages` as far as they are known.
+fn apt_get(packages: &[String]) -> Result<Command> {
+    let Some(mut command) = as_root("env") else {
         let packages = match packages {
             [] => "the packages it needs".to_owned(),
             packages => packages.join(" "),

@@ -13,21 +13,39 @@ use crate::{
     run,
 };
 
-/// A program that building or testing starts, and Debian's package that has it.
+/// A program that building or testing starts, or a file that it needs, and Debian's package that has it.
 struct Program {
+    /// Of a program in `PATH`, or a file's path.
     name: &'static str,
     package: &'static str,
     purpose: &'static str,
 }
 
-const PROGRAMS: [Program; 6] = [
+const PROGRAMS: [Program; 16] = [
     program("cc", "gcc", "links Rust programs, builds the tests' programs"),
     program("c++", "g++", "builds the tests' C++ programs"),
     program("python3", "python3", "a program that the tests trace"),
     program("sqlite3", "sqlite3", "a program that the tests trace"),
     program("jq", "jq", "a program that the tests trace"),
     program("setpriv", "util-linux", "runs memtrace without privileges"),
+    program("musl-gcc", "musl-tools", "builds the tests' programs for musl"),
+    program("redis-check-rdb", "redis-tools", "redis's server under another name, which the tests trace"),
+    program("redis-benchmark", "redis-tools", "loads the server that the tests trace"),
+    program("nginx", "nginx", "a server that the tests trace"),
+    program("node", "nodejs", "a program that the tests trace"),
+    program("/usr/bin/python3-config", "python3-dev", "builds the tests' Python module"),
+    program("/usr/lib/x86_64-linux-gnu/libjemalloc_pic.a", "libjemalloc-dev", ALLOCATOR),
+    program("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.a", "libgoogle-perftools-dev", ALLOCATOR),
+    program("/usr/lib/x86_64-linux-gnu/libmimalloc.so", "libmimalloc-dev", ALLOCATOR),
+    program(
+        "/usr/lib/llvm-16/lib/clang/16/lib/linux/libclang_rt.scudo_standalone-x86_64.so",
+        "libclang-rt-16-dev",
+        ALLOCATOR,
+    ),
 ];
+
+/// Purpose of a library.
+const ALLOCATOR: &str = "an allocator that the tests' programs use";
 
 const fn program(name: &'static str, package: &'static str, purpose: &'static str) -> Program {
     Program { name, package, purpose }

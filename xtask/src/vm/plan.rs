@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 pub const FILE: &str = "/plan.json";
 
 /// Tests that do not run in the machine, by the beginning of their names, and why.
-const LEFT_OUT: [(&str, &str); 46] = [
+const LEFT_OUT: [(&str, &str); 48] = [
     ("e2e support::", NO_KERNEL),
+    ("e2e allocators::", LIBRARIES),
+    ("e2e real_", LIBRARIES),
     ("e2e fixtures::every_fixture_compiles", COMPILER),
     ("e2e fixtures::every_rule_runs_untraced", NO_KERNEL),
     ("e2e fixtures::the_truth_has_the_breadth", NO_KERNEL),
@@ -68,6 +70,7 @@ const KEPT: [&str; 4] = [
 
 /// Reasons.
 const COMPILER: &str = "needs a compiler";
+const LIBRARIES: &str = "programs and libraries that are not brought along";
 const NO_KERNEL: &str = "does not depend on the kernel";
 const OTHERS_DO: &str = "slow, and others do the same in the kernel";
 

@@ -308,6 +308,7 @@ mod tests {
             duration: Duration::from_secs(1),
             end: TraceEnd::Interrupted,
             older: Duration::ZERO,
+            everywhere: false,
             attached_late: Vec::new(),
             missed_more: 0,
             functions: names()

@@ -155,7 +155,11 @@ impl Session {
         if self.options.unwind != Unwind::FramePointers {
             self.unwinding.prepare(&traced.process, &traced.modules);
         }
-        let handed = self.unwinding.hand_over(&mut self.tracer, number, &traced.modules);
+        let handed = if traced.borrowed.is_some() {
+            Ok(())
+        } else {
+            self.unwinding.hand_over(&mut self.tracer, number, &traced.modules)
+        };
         let attached = handed.map_err(Into::into).and_then(|()| self.attach_probes(&mut traced));
         if let Err(error) = attached {
             self.forget(tgid, number);

@@ -12,7 +12,7 @@ use memtrace_common::{
     stack::{StackRecord, Totals},
 };
 
-use super::{Ask, AttachedLate, Finished, Session, Traced, monotonic_now, traced::State};
+use super::{Ask, AttachedLate, Finished, Probes, Session, Traced, monotonic_now, traced::State};
 use crate::{
     collect::{blocks::LiveBlock, faults, stacks::Owners},
     kernel::Tracer,
@@ -119,6 +119,7 @@ impl Session {
         }
         let profile = Profile {
             subject: ask.subject,
+            everywhere: self.options.unfiltered && self.probes != Probes::None,
             attached_late: self.late_allocators(&owners),
             processes,
             missed_more: self.missed_more,

@@ -9,7 +9,7 @@ use std::{
 
 use super::{HOUSEKEEPING, OnExec, Probes, Session, Traced, attach, monotonic_now, traced::State};
 use crate::{
-    kernel::Scope,
+    kernel::{Scope, source::uprobe::Reach},
     profile::{self, Amount},
     target::Process,
 };
@@ -78,6 +78,7 @@ impl Session {
             self.numbers.insert(child, image);
             return Ok(());
         }
+        let parent_number = parent.number;
         let parent_pid = parent.process.pid();
         let comm = parent.process.comm().to_owned();
         let Ok(process) = Process::open(child) else {
@@ -85,19 +86,28 @@ impl Session {
             self.unswept.push(image);
             return Ok(());
         };
+        // What it calls meanwhile is not seen: its probes come before everything else. They are where its parent's are.
+        let attached = self.attach_forked(child, image, parent_number);
+        let unseen = Duration::from_nanos(monotonic_now().saturating_sub(time));
+        let Some(parent) = self.traced.get(&parent_number) else { return Ok(()) };
         let mut forked = Traced::forked(process, parent, monotonic_now());
+        if !self.is_image_of(image, child) {
+            // It executes another program by now, and what was read may be that one's.
+            forked.borrow_names(parent);
+        }
         forked.since = self.since();
         let before = self.tracer.page_records(image);
-        let number = match self.adopt(forked, Some(image)) {
+        let number = match attached.and_then(|()| self.adopt(forked, Some(image))) {
             Ok(number) => number,
             Err(error) => {
                 let missing = attach::missing(child, comm, &error);
                 self.miss(profile::Process { parent: Some(parent_pid), ..missing });
+                self.forget(NonZeroU32::new(child), image);
                 return Ok(());
             }
         };
         if let Some(forked) = self.traced.get_mut(&number) {
-            forked.unseen = Some(Duration::from_nanos(monotonic_now().saturating_sub(time)));
+            forked.unseen = Some(unseen);
             if let Some(memory) = &mut forked.memory
                 && let Err(error) = memory.begin_forked(&forked.process, &before?)
             {
@@ -105,6 +115,23 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Puts the probes of a process into one that it has just forked.
+    fn attach_forked(&mut self, child: u32, image: u32, parent: u32) -> anyhow::Result<()> {
+        let Some(parent) = self.traced.get(&parent) else { return Ok(()) };
+        if self.probes == Probes::Recording && !self.options.unfiltered {
+            let points: Vec<_> = parent.points.values().cloned().collect();
+            self.tracer.attach_allocator(&points, Reach { pid: NonZeroU32::new(child), image })?;
+        }
+        self.tracer.set_allocations(image, true);
+        Ok(())
+    }
+
+    /// Whether a process still has an image: it may have executed another program.
+    pub(super) fn is_image_of(&self, number: u32, pid: u32) -> bool {
+        let tgid = NonZeroU32::new(pid).filter(|_| self.scope != Scope::Any);
+        self.tracer.process_number(tgid).is_ok_and(|found| found == Some(number))
     }
 
     /// A traced process has executed another program, whose image has `number` (0 if there was no room for it); true if that ends
@@ -203,6 +230,13 @@ impl Session {
             return Ok(());
         }
         let mut traced = attach::look(process, self.probes, &self.options.custom, false)?;
+        if let Some(number) = pending.number
+            && !self.is_image_of(number, pending.pid)
+        {
+            // It has executed yet another program, and the message of that is on its way.
+            self.unswept.push(number);
+            return Ok(());
+        }
         traced.named = pending.named;
         traced.parent = pending.parent;
         traced.since = self.since();
@@ -223,7 +257,12 @@ impl Session {
             memory.inherited = None;
             self.tracer.set_late(number);
         }
-        tracing::info!("tracing {:?} (pid {}) too", traced.process.comm(), traced.process.pid());
+        let (comm, pid, since) = (traced.process.comm(), traced.process.pid(), traced.since.as_secs_f64());
+        if pending.named {
+            eprintln!("memtrace: process {pid} has executed another program: tracing {comm:?} from {since:.3} s on");
+        } else {
+            tracing::info!("tracing {comm:?} (pid {pid}) too");
+        }
         Ok(())
     }
 

@@ -62,11 +62,23 @@ impl Session {
 
     fn refresh_one(&mut self, number: u32, late: bool) -> anyhow::Result<()> {
         let events = self.tracer.loader_events(number);
+        let Some(pid) = self.traced.get(&number).map(|traced| traced.process.pid()) else { return Ok(()) };
+        if !self.is_image_of(number, pid) {
+            // What is mapped by now is another program's.
+            return Ok(());
+        }
         let Some(traced) = self.traced.get_mut(&number) else { return Ok(()) };
         let since = traced.late.look(monotonic_now());
         let before = traced.modules.mappings().len();
         // A process that has just exited has no map any more: what was seen before stays.
         let Ok(changed) = traced.modules.refresh(&traced.process) else { return Ok(()) };
+        if !self.is_image_of(number, pid) {
+            if let Some(traced) = self.traced.get_mut(&number) {
+                traced.modules.forget_since(before);
+            }
+            return Ok(());
+        }
+        let Some(traced) = self.traced.get_mut(&number) else { return Ok(()) };
         traced.note_loader(&self.tracer, events, self.tracer.loader_events(number));
         if changed {
             if self.options.unwind != Unwind::FramePointers {

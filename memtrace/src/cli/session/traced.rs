@@ -17,7 +17,7 @@ use crate::{
     cli::{late::Late, sweeper::Sweeper},
     collect::modules::Modules,
     kernel::source::uprobe::AttachPoint,
-    profile::{self, ProcessState},
+    profile::{self, NameSources, ProcessState},
     target::{
         self, Discovery, Mapping, Module, Process,
         custom::{self, CustomError, Spec},
@@ -50,6 +50,8 @@ pub struct Traced {
     pub discovery: Rc<Discovery>,
     /// What was found there before.
     pub held: Vec<Rc<Discovery>>,
+    /// Mappings and sources of names that another process holds open.
+    pub borrowed: Option<(Vec<profile::Mapping>, NameSources)>,
     /// Where its probes are, and in which files.
     pub points: BTreeMap<Place, AttachPoint>,
     /// Where the probe on its loader is.
@@ -130,6 +132,8 @@ impl Traced {
             tracing::debug!("process {}: {error}", process.pid());
         }
         let mut forked = Self::with(process, Rc::clone(&parent.discovery), modules, now);
+        forked.held = parent.held.clone();
+        forked.points = parent.points.clone();
         forked.parent = Some(parent.process.pid());
         forked
     }
@@ -143,6 +147,7 @@ impl Traced {
             process,
             discovery,
             held: Vec::new(),
+            borrowed: None,
             points: BTreeMap::new(),
             hook_point: None,
             modules,
@@ -210,6 +215,13 @@ impl Traced {
         }
     }
 
+    /// Takes its parent's code mappings for its own: it had them when it was forked, and may have others now.
+    pub fn borrow_names(&mut self, parent: &Self) {
+        let report = parent.report();
+        self.modules = Modules::default();
+        self.borrowed = Some((report.mappings, report.names));
+    }
+
     /// Whether a mapping of code leads to a file that was not searched for an allocator.
     pub fn has_new_files(&self) -> bool {
         self.modules.code().any(|code| code.module.is_some() && !self.searched.contains(&code.mapping.file))
@@ -224,6 +236,10 @@ impl Traced {
     pub fn report(&self) -> profile::Process {
         let total = |rss: Rss| rss.anonymous + rss.file + rss.shared;
         let looks = self.memory.as_ref().and_then(Memory::looks);
+        let (mappings, names) = match &self.borrowed {
+            Some(borrowed) => borrowed.clone(),
+            None => (self.modules.mappings().to_vec(), self.modules.name_sources()),
+        };
         let rollups = looks.map(|(before, after)| (before.rollup.rss, after.rollup.rss));
         profile::Process {
             cgroup: self.cgroup.clone(),
@@ -235,8 +251,8 @@ impl Traced {
             },
             since: self.since,
             unseen: self.unseen,
-            mappings: self.modules.mappings().to_vec(),
-            names: self.modules.name_sources(),
+            mappings,
+            names,
             // What it had before it executed another program is not there any more, and the other is another entry.
             rss: if self.state == State::Executed {
                 None
@@ -264,7 +280,7 @@ pub fn add_custom(
     if strict {
         for waiting in custom::check(process, specs, &found, &discovery.modules)? {
             if let Some(spec) = specs.get(waiting) {
-                tracing::info!("{:?}: its module is not loaded yet", spec.text());
+                eprintln!("memtrace: {:?} waits for its module to be loaded", spec.text());
             }
         }
     }

@@ -28,7 +28,7 @@ impl Helper {
 pub const LOOP: &str = "helper bpf_loop";
 
 /// Every helper that the embedded programs call (a test compares).
-const HELPERS: [Helper; 16] = [
+const HELPERS: [Helper; 17] = [
     Helper::new("helper bpf_map_lookup_elem", BpfHelper::BPF_FUNC_map_lookup_elem, true, true),
     Helper::new("helper bpf_map_update_elem", BpfHelper::BPF_FUNC_map_update_elem, true, true),
     Helper::new("helper bpf_map_delete_elem", BpfHelper::BPF_FUNC_map_delete_elem, true, true),
@@ -43,6 +43,7 @@ const HELPERS: [Helper; 16] = [
     Helper::new(LOOP, BpfHelper::BPF_FUNC_loop, true, true),
     Helper::new("helper bpf_get_current_task_btf", BpfHelper::BPF_FUNC_get_current_task_btf, false, true),
     Helper::new("helper bpf_task_pt_regs", BpfHelper::BPF_FUNC_task_pt_regs, false, true),
+    Helper::new("helper bpf_get_current_comm", BpfHelper::BPF_FUNC_get_current_comm, false, true),
     Helper::new("helper bpf_get_prandom_u32", BpfHelper::BPF_FUNC_get_prandom_u32, true, false),
     Helper::new("helper bpf_get_attach_cookie", BpfHelper::BPF_FUNC_get_attach_cookie, true, false),
 ];

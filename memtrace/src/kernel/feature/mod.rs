@@ -8,11 +8,13 @@
 //! - `system`: what the kernel is and what it shows in `/sys` and `/proc`;
 //! - `bpf`: helpers, program types and map types, by loading and creating them;
 //! - `programs`: the embedded programs, and probes in this very process;
+//! - `filter`: whether probes leave other processes alone;
 //! - `growth`: page faults, system calls and the resident set;
 //! - `hazards`: known kernel defects;
 //! - `memory`: whether the tables fit.
 
 mod bpf;
+mod filter;
 mod growth;
 mod hazards;
 mod memory;
@@ -120,6 +122,7 @@ pub fn checks(mebibytes: u32) -> Vec<Check> {
     checks.extend(bpf::types(&privileges));
     checks.extend(helpers);
     checks.extend(programs::checks(release, &privileges));
+    checks.push(filter::check(&privileges));
     checks.extend(growth::checks(&privileges));
     checks.extend(hazards::checks(release));
     checks.push(memory::check(mebibytes, release, &memory::Limits::gather()));

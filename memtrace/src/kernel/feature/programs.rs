@@ -198,7 +198,8 @@ fn fire(mut tracer: Tracer) -> Result<(Seen, Messages), Failure> {
     Ok((look(&tracer)?, messages))
 }
 
-const NO_ARGUMENTS: Site = Site {
+/// A site whose arguments nobody needs.
+pub(super) const NO_ARGUMENTS: Site = Site {
     constant: 0,
     index: 0,
     size: Arg::None,
@@ -211,7 +212,7 @@ const NO_ARGUMENTS: Site = Site {
 };
 
 /// A probe at the entry of a function of this program.
-fn point(role: Role, address: usize, site: Site) -> io::Result<AttachPoint> {
+pub(super) fn point(role: Role, address: usize, site: Site) -> io::Result<AttachPoint> {
     let path = Path::new("/proc/self/exe");
     let invalid = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps");
     let mappings = mappings::parse(&fs::read("/proc/self/maps")?).map_err(|_| invalid())?;

@@ -1,6 +1,9 @@
 //! What a function calls: whether it is only another name for a function that is probed.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    cell::RefCell,
+    collections::{BTreeSet, HashMap},
+};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
@@ -64,12 +67,21 @@ impl Inner {
 /// Names that lead to functions of a module.
 pub struct Names<'a> {
     /// Functions by the address of the word that the dynamic loader puts their address into.
-    pub slots: &'a HashMap<u64, Vec<u8>>,
+    slots: &'a HashMap<u64, Vec<u8>>,
     /// Addresses of the module's own functions that other modules can refer to.
-    pub exported: &'a HashMap<Vec<u8>, u64>,
+    exported: &'a HashMap<Vec<u8>, u64>,
+    /// The entries of the procedure linkage table that were looked at, and what is not one.
+    entries: RefCell<HashMap<u64, Option<u64>>>,
 }
 
-impl Names<'_> {
+/// Most of these: an allocator calls some hundred functions.
+const MAX_ENTRIES: usize = 1 << 14;
+
+impl<'a> Names<'a> {
+    pub fn new(slots: &'a HashMap<u64, Vec<u8>>, exported: &'a HashMap<Vec<u8>, u64>) -> Self {
+        Self { slots, exported, entries: RefCell::default() }
+    }
+
     /// The function that a branch or call leads to, through an entry of the procedure linkage table as well.
     fn target(&self, module: &Module, instruction: &Instruction) -> Option<u64> {
         if let Some(slot) = slot(instruction) {
@@ -79,16 +91,20 @@ impl Names<'_> {
             return None;
         }
         let target = instruction.near_branch_target();
-        Some(self.linkage(module, target).unwrap_or(target))
+        if self.slots.is_empty() {
+            return Some(target);
+        }
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() >= MAX_ENTRIES && !entries.contains_key(&target) {
+            return Some(target);
+        }
+        Some(entries.entry(target).or_insert_with(|| self.linkage(module, target)).unwrap_or(target))
     }
 
     /// The function behind an entry of the procedure linkage table.
     fn linkage(&self, module: &Module, address: u64) -> Option<u64> {
         /// `endbr64; bnd jmp *slot(%rip)` and what fills it up.
         const ENTRY: usize = 16;
-        if self.slots.is_empty() {
-            return None;
-        }
         let (_, bytes) = module.code(address, ENTRY).ok()??;
         let mut instructions = Decoder::with_ip(64, &bytes, address, DecoderOptions::NONE).into_iter();
         let mut instruction = instructions.next()?;

@@ -20,7 +20,10 @@ use super::{
 /// Most other names kept of a function.
 const MAX_ALIASES: usize = 8;
 /// Most sites of one module: there are some 200 known names, and a program has one or two allocators.
-const MAX_SITES: usize = 1024;
+const MAX_SITES: usize = 512;
+
+/// Most known functions kept of one address.
+const MAX_FUNCTIONS: usize = 64;
 
 /// One address with functions to trace.
 #[derive(Debug, Default)]
@@ -34,16 +37,20 @@ pub struct Found {
 
 impl Found {
     fn add(&mut self, hit: &Hit) {
-        self.functions.push((hit.known, hit.name()));
-        self.functions.sort_by_key(|(known, _)| known.rank);
+        if self.functions.len() < MAX_FUNCTIONS {
+            self.functions.push((hit.known, hit.name()));
+        }
         self.size = self.size.max(hit.size);
         self.indirect |= hit.indirect;
         self.add_name(&hit.name());
     }
 
     fn add_name(&mut self, name: &[u8]) {
+        if self.names.len() > MAX_ALIASES {
+            return;
+        }
         let name = String::from_utf8_lossy(name);
-        if self.names.len() <= MAX_ALIASES && !self.names.iter().any(|known| *known == name) {
+        if !self.names.iter().any(|known| *known == name) {
             self.names.push(name.into_owned());
         }
     }
@@ -58,7 +65,7 @@ impl Found {
     }
 }
 
-/// Places probes in a module, number `index`, for the functions `hits`.
+/// Places probes in a module, number `index`, for the functions `hits`, which are in the catalogue's order.
 pub fn resolve(module: &Module, index: usize, scan: &Scan, hits: &[&Hit]) -> (Vec<ProbeSite>, Vec<Note>) {
     let mut found: BTreeMap<u64, Found> = BTreeMap::new();
     for hit in hits {
@@ -101,7 +108,9 @@ pub fn resolve(module: &Module, index: usize, scan: &Scan, hits: &[&Hit]) -> (Ve
                 arguments: function.arguments,
                 constant: None,
                 repeats: function.role == Role::Free
-                    && inner[&address].calls.iter().any(|call| *call != address && frees.contains(call)),
+                    && inner
+                        .get(&address)
+                        .is_some_and(|inner| inner.calls.iter().any(|call| *call != address && frees.contains(call))),
                 function_offset,
                 probe_offset: function_offset.saturating_add(placement.offset),
                 placement,
@@ -118,9 +127,9 @@ fn is_free(entry: &Found) -> bool {
 
 fn look_inside(module: &Module, scan: &Scan, found: &BTreeMap<u64, Found>) -> HashMap<u64, Inner> {
     let exported = scan.hits.iter().filter(|hit| hit.exported).map(|hit| (hit.name(), hit.address)).collect();
-    let names = Names { slots: &scan.slots, exported: &exported };
+    let names = Names::new(&scan.slots, &exported);
     let inside = |(address, entry): (&u64, &Found)| (*address, Inner::of(module, *address, entry.size, &names));
-    found.iter().take(2 * MAX_SITES).map(inside).collect()
+    found.iter().take(MAX_SITES).map(inside).collect()
 }
 
 /// Takes C++'s functions out where `operator new` does no more than to call malloc (and a handler if that fails), as the

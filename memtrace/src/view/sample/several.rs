@@ -133,6 +133,7 @@ pub fn several(by: By) -> NamedProfile {
         groups,
         stacks: merged,
         end: TraceEnd::TargetExited,
+        everywhere: true,
         attached_late: late(),
         events: Events { allocations: 12_074, frees: 10_815, frees_inherited: 3, ..Events::default() },
         ..plain()

@@ -1,9 +1,10 @@
 //! Compiles the fixtures, each once per run of the tests, or takes those that were brought along.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 /// Variable that names a directory of compiled fixtures: those in it are used as they are, others are compiled into it.
@@ -360,7 +361,28 @@ fn c_object(source: &str, flags: &[&str]) -> PathBuf {
     object
 }
 
-fn run(mut command: Command, compiler: &str) {
+/// The file `name` in the directory of fixtures, made once in a run of the tests: `make` is given a path to make it at.
+/// Several are made at a time.
+pub fn artifact(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
+    type Making = BTreeMap<String, Arc<OnceLock<PathBuf>>>;
+    static MADE: Mutex<Making> = Mutex::new(Making::new());
+    let cell = {
+        // A test that panicked here has left nothing half done.
+        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(made.entry(name.to_owned()).or_default())
+    };
+    let path = cell.get_or_init(|| {
+        let path = directory().join(name);
+        let unfinished = directory().join(format!("{}.{name}", std::process::id()));
+        make(&unfinished);
+        std::fs::rename(&unfinished, &path).expect("what was compiled can be renamed");
+        path
+    });
+    path.clone()
+}
+
+/// Runs a compiler; panics with its words if it fails.
+pub fn run(mut command: Command, compiler: &str) {
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => panic!(
@@ -376,13 +398,14 @@ fn run(mut command: Command, compiler: &str) {
     );
 }
 
-fn directory() -> PathBuf {
+/// Where compiled fixtures are.
+pub fn directory() -> PathBuf {
     let directory = std::env::var_os(DIRECTORY)
         .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("fixtures"), PathBuf::from);
     std::fs::create_dir_all(&directory).expect("the directory for the compiled fixtures can be made");
     directory
 }
 
-fn sources_directory() -> PathBuf {
+pub fn sources_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }

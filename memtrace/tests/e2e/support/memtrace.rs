@@ -49,6 +49,11 @@ impl Memtrace {
         self.process.wait_for_error_line(TRACING);
     }
 
+    /// Waits until it traces the program that a process has become which was named by its number.
+    pub fn wait_until_followed(&mut self) {
+        self.process.wait_for_error("exec that is followed", |line| line.contains("executed another program: tracing"));
+    }
+
     /// Waits until it says that it knows the code of a file mapped during the trace, or of no file for an empty name. It
     /// says so with `-v`.
     pub fn wait_for_code(&mut self, name: &str) {

@@ -27,15 +27,20 @@ pub fn wait_for<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
 
 /// The process that process `parent` has started; waits until there is one.
 pub fn child_of(parent: u32) -> u32 {
-    wait_for("a child process", || {
-        fs::read_dir("/proc").expect("/proc can be read").find_map(|entry| {
-            let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            // The command name, which can hold anything, ends with the last parenthesis (proc_pid_stat(5)).
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            let fields = stat.rsplit_once(')')?.1;
-            (fields.split_whitespace().nth(1)?.parse() == Ok(parent)).then_some(pid)
-        })
-    })
+    wait_for("a child process", || children_of(parent).first().copied())
+}
+
+/// The processes that process `parent` has started.
+pub fn children_of(parent: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("/proc can be read");
+    let child = |entry: std::io::Result<fs::DirEntry>| {
+        let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        // The command name, which can hold anything, ends with the last parenthesis (proc_pid_stat(5)).
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields = stat.rsplit_once(')')?.1;
+        (fields.split_whitespace().nth(1)?.parse() == Ok(parent)).then_some(pid)
+    };
+    entries.filter_map(child).collect()
 }
 
 /// Sends a signal to a process that still runs.
