@@ -121,7 +121,7 @@ fn damaged_and_changing_files() {
     let mapped = |directory: &Path| {
         fs::remove_file(directory.join("deleted.so")).unwrap();
         // Root, which memtrace runs as, can read it still.
-        fs::set_permissions(directory.join("secret.so"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(directory.join("secret.so"), fs::Permissions::from_mode(0o000)).unwrap();
     };
     let change = |directory: &Path| {
         fs::File::options().write(true).open(directory.join("shrinks.so")).unwrap().set_len(100).unwrap();
