@@ -1,6 +1,7 @@
 //! Feeds the kernel side with unwind tables for the code that the target maps.
 
 use std::{
+    cmp::Ordering,
     collections::{HashMap, HashSet},
     path::Path,
 };
@@ -87,7 +88,12 @@ pub struct Unwinding {
     bases: HashMap<FileKey, u64>,
     /// Most mappings of a process that found no place in the kernel side's list.
     left_out: usize,
+    /// How many modules through which stacks are cut have been told of.
+    told: usize,
 }
+
+/// Most of them that are told of at once; the report has all.
+const MOST_TOLD: usize = 10;
 
 impl Unwinding {
     /// Makes the tables of all modules that have none yet.
@@ -114,7 +120,7 @@ impl Unwinding {
             Ok(table) if table.rows().is_empty() => (State::NoInformation, None),
             Ok(table) => (State::Rows, Some(table)),
             Err(error) => {
-                tracing::warn!("stacks through {name:?} are cut: {error}");
+                self.tell(name, &error.to_string());
                 (State::Unusable(error.to_string()), None)
             }
         };
@@ -126,6 +132,15 @@ impl Unwinding {
         if let Some(table) = table {
             self.bases.insert(key, table.base());
             self.waiting.insert(key, table);
+        }
+    }
+
+    fn tell(&mut self, name: &str, reason: &str) {
+        self.told += 1;
+        match self.told.cmp(&(MOST_TOLD + 1)) {
+            Ordering::Less => tracing::warn!("stacks through {name:?} are cut: {reason}"),
+            Ordering::Equal => tracing::warn!("stacks through more modules are cut; the report names them"),
+            Ordering::Greater => {}
         }
     }
 
@@ -153,8 +168,8 @@ impl Unwinding {
                 None => {
                     if let Some(state) = self.states.get_mut(&key) {
                         state.state = State::NoRoom;
-                        let reason = state.state.reason().unwrap_or_default();
-                        tracing::warn!("stacks through {:?} are cut: {reason}", state.name);
+                        let name = state.name.clone();
+                        self.tell(&name, State::NoRoom.reason().unwrap_or_default());
                     }
                 }
             }

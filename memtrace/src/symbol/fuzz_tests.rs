@@ -9,13 +9,14 @@ use std::{
 };
 
 use super::{
-    Names,
+    Names, demangle,
     module::{Answer, frames},
+    perf_map::PerfMap,
     separate::Places,
 };
 use crate::target::{
     fuzz::{
-        SAMPLES, cuts,
+        Random, SAMPLES, cuts,
         memory::{Taken, taken},
         mutant, structures,
     },
@@ -281,4 +282,70 @@ fn very_many_symbols() {
     // Both tables have every symbol, of 40 bytes each, and lists grow by doubling.
     assert!(many.bytes < 20_000 * 2 * (40 + 8) * 4, "{many:?}");
     assert!(many.calls < few.calls + 20, "{few:?} {many:?}");
+}
+
+/// Names that are mangled, damaged, or made to be long, deep or large.
+#[test]
+fn mangled_names() {
+    let whole = [
+        "_ZNSt6vectorIN3app5EntryESaIS1_EE17_M_realloc_insertIJRKS1_EEEvN9__gnu_cxx17__normal_iteratorIPS1_S3_EEDpOT_",
+        "_ZZN3app5serveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEENKUlvE_clEv",
+        "_ZN4core3ptr85drop_in_place$LT$std..rt..lang_start$LT$$LP$$RP$$GT$..$u7b$$u7b$closure$u7d$$u7d$$GT$17h0123456789abcdefE",
+        "_RNvXs5_NtCs1234_7mycrate3fooINtB5_3BarpEINtB7_5TraitmE6method",
+        "_RINvNtCsabc_4core3ptr13drop_in_placeNtNtNtCs1_3std2io5error5ErrorEB4_",
+    ];
+    let deep = ["P", "N", "I", "J", "F", "L", "S_", "DpT_", "X", "cv", "T", "B", "R", "_R", "dn"];
+    let mut names: Vec<String> = deep.iter().map(|part| format!("_Z1fI{}", part.repeat(16_000 / part.len()))).collect();
+    names.extend(deep.iter().map(|part| format!("_RNv{}", part.repeat(8000))));
+    // Each parameter repeats all before it twice.
+    names
+        .push(format!("_Z1f1AI{}E", (0..60).map(|number| format!("1BIS{number:X}_S{number:X}_E")).collect::<String>()));
+    names.push(format!("_RIC0{}E", "TB3_B3_E".repeat(60)));
+    for seed in 0..20_000 {
+        let mut random = Random::new(seed);
+        let mut name = random.of(&whole).as_bytes().to_vec();
+        for _ in 0..=random.below(4) {
+            let (from, to) = (random.below(name.len()), random.below(name.len()));
+            match random.below(3) {
+                0 => name[to] = *random.of(b"_ZNSTIEJKLRBPDX0129$.sav"),
+                1 => name.truncate(to.max(2)),
+                _ => {
+                    let part = name[from.min(to)..from.max(to)].to_vec();
+                    name.splice(to..to, part);
+                }
+            }
+        }
+        names.push(String::from_utf8(name).unwrap());
+    }
+    let mut most = Taken::default();
+    for name in &names {
+        let (readable, taken) = taken(|| demangle::readable(name).into_owned());
+        assert!(readable.len() <= demangle::MAX_NAME + "…".len(), "{name}");
+        assert!(taken.bytes < 16 << 20 && taken.calls < 200_000, "{taken:?}: {name}");
+        most = most.max(taken);
+    }
+    println!("at most {most:?}");
+}
+
+#[test]
+fn damaged_maps_of_generated_code() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let whole: String =
+        (0..200u64).map(|line| format!("{:x} {:x} function {line}\n", line * 64, 8 + line % 80)).collect();
+    let addresses: Vec<u64> = (0..12_800).step_by(7).collect();
+    for seed in 0..200 {
+        let mut random = Random::new(seed);
+        let mut text = whole.as_bytes().to_vec();
+        for _ in 0..=random.below(40) {
+            let place = random.below(text.len());
+            let other = random.next() as u8;
+            text[place] = *random.of(&[b'\n', b' ', b'f', b'0', b'-', b'x', 0, 0xff, other]);
+        }
+        fs::write(&path, &text).unwrap();
+        let (names, taken) = taken(|| PerfMap::read(&path).unwrap().names(&addresses));
+        assert_eq!(names.len(), addresses.len());
+        assert!(names.iter().flatten().count() > 1000, "{seed}");
+        assert!(taken.bytes < 1 << 20, "{seed}: {taken:?}");
+    }
 }
