@@ -100,6 +100,18 @@ pub mod special {
     }
 }
 
+/// Where the numbers of arguments are in a cookie: the lowest of four bits each.
+pub mod place {
+    /// [`super::Site::size`].
+    pub const SIZE: u32 = 16;
+    /// [`super::Site::count`].
+    pub const COUNT: u32 = 20;
+    /// [`super::Site::pointer`].
+    pub const POINTER: u32 = 24;
+    /// [`super::Site::out`].
+    pub const OUT: u32 = 28;
+}
+
 /// A probed site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Site {
@@ -137,10 +149,10 @@ impl Site {
             _ => (self.return_offset as u64, 0),
         };
         (self.index as u64)
-            | (self.size as u64) << 16
-            | (self.count as u64) << 20
-            | (self.pointer as u64) << 24
-            | (self.out as u64) << 28
+            | (self.size as u64) << place::SIZE
+            | (self.count as u64) << place::COUNT
+            | (self.pointer as u64) << place::POINTER
+            | (self.out as u64) << place::OUT
             | low << 32
             | (self.answer as u64) << 48
             | (self.repeats as u64) << 50
@@ -150,7 +162,7 @@ impl Site {
     /// Reads a cookie back. Total: every u64 gives a site.
     #[inline(always)]
     pub const fn from_cookie(cookie: u64) -> Self {
-        let size = Arg::from_nibble(cookie >> 16);
+        let size = Arg::from_nibble(cookie >> place::SIZE);
         let (constant, return_offset) = match size {
             Arg::Constant => ((cookie >> 32 & 0xffff | (cookie >> 51 & 0x1f) << 16) as u32, 0),
             _ => (0, (cookie >> 32) as u16),
@@ -159,9 +171,9 @@ impl Site {
             index: cookie as u16,
             size,
             constant,
-            count: Arg::from_nibble(cookie >> 20),
-            pointer: Arg::from_nibble(cookie >> 24),
-            out: Arg::from_nibble(cookie >> 28),
+            count: Arg::from_nibble(cookie >> place::COUNT),
+            pointer: Arg::from_nibble(cookie >> place::POINTER),
+            out: Arg::from_nibble(cookie >> place::OUT),
             return_offset,
             answer: Answer::from_bits(cookie >> 48),
             repeats: cookie >> 50 & 1 != 0,

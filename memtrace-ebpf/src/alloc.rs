@@ -128,7 +128,8 @@ pub fn begin(call: &Call) {
             Relation::Unclear => state.chain.walk.unclear = 1,
         }
     }
-    let unchanged = unwind::walk(state, &code, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
+    let unchanged =
+        unwind::walk(state, &code, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
     if state.chain.walk.unclear != 0 {
         if leads_through(state) {
             // The stack in the state is not that of the pending call any more.

@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use memtrace_common::{
     event::EventKind,
-    site::{Arg, Site},
+    site::{Arg, Site, place},
 };
 
 use crate::{
@@ -21,18 +21,22 @@ use crate::{
 };
 
 #[inline(always)]
-fn site(ctx: &ProbeContext) -> Site {
+fn cookie(ctx: &ProbeContext) -> u64 {
     // SAFETY: the helper takes the program's context.
-    Site::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) })
+    unsafe { bpf_get_attach_cookie(ctx.as_ptr()) }
 }
 
 /// The registers that the handlers need.
 pub struct Registers {
-    pub arguments: [u64; 6],
+    /// The integer arguments, and two zeros: an [`Arg`]'s number modulo 8 is its place, so that a choice takes no branch. (The
+    /// verifier would walk all that follows once for each combination of branches.)
+    arguments: [u64; 8],
     pub sp: u64,
     pub fp: u64,
     pub bx: u64,
 }
+
+const _: () = assert!(Arg::Constant as u8 % 8 == 6 && Arg::None as u8 % 8 == 7);
 
 impl Registers {
     /// Reads them all. The verifier allows only constant offsets into the context, and volatile reads keep the
@@ -52,6 +56,8 @@ impl Registers {
                     (&raw const (*regs).rcx).read_volatile(),
                     (&raw const (*regs).r8).read_volatile(),
                     (&raw const (*regs).r9).read_volatile(),
+                    0,
+                    0,
                 ],
                 sp: (&raw const (*regs).rsp).read_volatile(),
                 fp: (&raw const (*regs).rbp).read_volatile(),
@@ -60,17 +66,15 @@ impl Registers {
         }
     }
 
-    /// Value of an argument; 0 for [`Arg::None`].
+    /// Value of the argument whose number is in the low bits of `arg`; 0 for [`Arg::Constant`] and [`Arg::None`].
     #[inline(always)]
-    fn argument(&self, arg: Arg) -> u64 {
-        match arg {
-            Arg::A0 => self.arguments[0],
-            Arg::A1 => self.arguments[1],
-            Arg::A2 => self.arguments[2],
-            Arg::A3 => self.arguments[3],
-            Arg::A4 => self.arguments[4],
-            Arg::A5 => self.arguments[5],
-            Arg::Constant | Arg::None => 0,
+    fn argument(&self, arg: u64) -> u64 {
+        let mut place = arg;
+        // SAFETY: arithmetic on a register, in a form that the compiler can't take for the number of an enumeration: the
+        // verifier needs to see the bound. Then the index is below 8. The array is read as it is in memory.
+        unsafe {
+            asm!("{place} &= 7", place = inout(reg) place, options(pure, nomem, nostack));
+            (&raw const self.arguments).cast::<u64>().add(place as usize).read_volatile()
         }
     }
 }
@@ -101,17 +105,19 @@ fn enter(ctx: &ProbeContext) {
     if !maps::running() {
         return;
     }
-    let site = site(ctx);
+    let cookie = cookie(ctx);
+    let site = Site::from_cookie(cookie);
     // SAFETY: the context of a uprobe program is the user registers.
     let regs = unsafe { Registers::read(ctx.regs) };
     // The constant is 0 where an argument tells the size.
-    let size = regs.argument(site.size) + u64::from(site.constant);
-    let size = if site.count as u8 == Arg::None as u8 { size } else { product(size, regs.argument(site.count)) };
+    let size = regs.argument(cookie >> place::SIZE) + u64::from(site.constant);
+    let has_count = cookie >> place::COUNT & 15 != Arg::None as u64;
+    let size = if has_count { product(size, regs.argument(cookie >> place::COUNT)) } else { size };
     alloc::begin(&Call {
         site,
         size,
-        pointer: regs.argument(site.pointer),
-        out: regs.argument(site.out),
+        pointer: regs.argument(cookie >> place::POINTER),
+        out: regs.argument(cookie >> place::OUT),
         sp: regs.sp.wrapping_add(u64::from(site.return_offset)),
         fp: regs.fp,
         bx: regs.bx,
@@ -136,11 +142,12 @@ pub fn alloc_return(ctx: RetProbeContext) -> u32 {
 pub fn free_entry(ctx: ProbeContext) -> u32 {
     guarded(|| {
         if maps::running() {
-            let site = site(&ctx);
+            let cookie = cookie(&ctx);
+            let site = Site::from_cookie(cookie);
             // SAFETY: as in `enter`.
             let regs = unsafe { Registers::read(ctx.regs) };
             let sp = regs.sp.wrapping_add(u64::from(site.return_offset));
-            alloc::release(regs.argument(site.pointer), sp, site.repeats);
+            alloc::release(regs.argument(cookie >> place::POINTER), sp, site.repeats);
         }
     });
     0
