@@ -446,11 +446,8 @@ impl Session {
                 Some(EventKind::Fork) => {
                     self.forked(number, event.value as u32, (event.value >> 32) as u32, event.time)?
                 }
-                Some(EventKind::Exec) => {
-                    if self.executed(event.tgid, event.value as u32, event.time)? {
-                        return Ok(true);
-                    }
-                }
+                Some(EventKind::Exec) if self.executed(event.tgid, event.value as u32, event.time)? => return Ok(true),
+                Some(EventKind::Exec) => {}
                 Some(EventKind::Exit) => self.ending(event.tgid),
                 Some(EventKind::Appeared) => self.appeared(event.tgid, event.time),
                 None => {}
