@@ -22,6 +22,7 @@ mod support {
     pub mod smaps;
     pub mod start;
     pub mod target;
+    pub mod told;
     pub mod trace;
     pub mod truth;
 }
@@ -53,4 +54,6 @@ mod stacks;
 mod stacks_bounds;
 mod stacks_late;
 mod stacks_loader;
+mod targets;
+mod targets_life;
 mod truth;

@@ -103,6 +103,7 @@ impl Session {
             {
                 tracing::debug!("process {child}: {error}");
             }
+            tracing::info!("tracing {:?} (pid {child}) too", forked.process.comm());
         }
         Ok(())
     }
