@@ -91,7 +91,8 @@ fn what_is_not_there_is_named() {
     let pid = told.pid();
     let error = refused(&["memstacks", "-p", &format!("{pid},{gone}")], 1);
     assert!(error.contains(&gone.to_string()) && !error.contains(&format!("process {pid}")), "{error}");
-    let error = refused(&["pgfaultstacks", "--exact", "-p", &format!("{pid},1")], 1);
+    let other = Told::start(Fixture::Targets);
+    let error = refused(&["pgfaultstacks", "--exact", "-p", &format!("{pid},{}", other.pid())], 1);
     assert!(error.contains("--exact") && error.contains("one process"), "{error}");
     let error = refused(&["pgfaultstacks", "--exact", "--comm", "targets"], 1);
     assert!(error.contains("--exact") && error.contains("one process"), "{error}");

@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 use crate::support::{
     build::Fixture,
-    process::{Process, signal, wait_for},
+    process::{signal, wait_for},
     root::turn,
     told::{Told, Tracing, held},
 };
@@ -62,9 +62,10 @@ fn forked_processes_hold_what_they_allocate_themselves() {
         ("targets", ended, &[("leak_b", 52, 4)]),
     ];
     assert_eq!(report.all, held(&expected));
-    assert_eq!(report.event("frees_inherited"), 3);
+    // A block that is resized is none that was freed.
+    assert_eq!(report.event("frees_inherited"), 2);
     assert_eq!(report.event("frees_unknown"), 0);
-    assert_eq!(report.event("frees"), 5 + 2 + 2 + 1 + 1, "{:#}", report.json["coverage"]["events"]);
+    assert_eq!(report.event("frees"), 5 + 2 + 2 + 1, "{:#}", report.json["coverage"]["events"]);
     for (pid, parent, state) in
         [(child, parent, "running"), (grandchild, child, "running"), (ended, grandchild, "ended")]
     {
@@ -92,10 +93,8 @@ fn a_process_that_executes_another_program() {
     let report = trace.interrupt();
     report.assert_nothing_else();
     assert_eq!(report.live, held(&[("targets-beta", pid, &[("beta_leak_a", 14, 2)])]));
-    let expected = [
-        ("targets-alpha", pid, &[("alpha_leak_a", 1000, 10)][..]),
-        ("targets-beta", pid, &[("beta_leak_a", 21, 3)]),
-    ];
+    let expected =
+        [("targets-alpha", pid, &[("alpha_leak_a", 1000, 10)][..]), ("targets-beta", pid, &[("beta_leak_a", 21, 3)])];
     assert_eq!(report.all, held(&expected));
     let states: Vec<_> = report.processes(pid).iter().map(|process| process["state"].clone()).collect();
     assert_eq!(states, ["running", "executed"], "{:#}", report.json["processes"]);
@@ -159,7 +158,11 @@ fn a_process_that_executes_itself_again_and_again() {
         assert_eq!(report.live, held(&[("last", pid, &[("leak_a", 21, 3)])]), "{}", report.memtrace.stderr);
         if command {
             // From its first moment on, each of them.
-            let expected = [("targets", pid, &[("leak_a", 5100, 51)][..]), ("last", pid, &[("leak_a", 21, 3)])];
+            let expected = [
+                ("exe", pid, &[("leak_a", 5000, 50)][..]),
+                ("targets", pid, &[("leak_a", 100, 1)]),
+                ("last", pid, &[("leak_a", 21, 3)]),
+            ];
             assert_eq!(report.all, held(&expected));
             report.assert_nothing_else();
             assert_eq!(report.processes(pid).len(), 52);
@@ -178,7 +181,7 @@ fn programs_that_are_started_by_vfork_and_posix_spawn() {
     let spawned = told.ask(&format!("spawn {beta}"));
     trace.wait_until_traced(spawned);
     told.tell("> a 7 3");
-    let forked = told.ask(&format!("vfork {beta} 0 0"));
+    let forked = told.ask(&format!("vfork {beta}"));
     trace.wait_until_traced(forked);
     told.tell("> b 5 2");
     told.tell("free 1");
@@ -232,13 +235,12 @@ fn a_command_that_goes_on_as_a_daemon() {
     assert_eq!(tell(&mut trace, "b 10 5"), "ok");
     assert_eq!(tell(&mut trace, "free 1"), "ok");
     trace.signal(libc::SIGINT);
+    wait_for("the end of memtrace", || trace.try_status());
+    // It was left running, and has memtrace's output open.
+    signal(daemon, libc::SIGKILL);
     let report = trace.finish();
     report.assert_nothing_else();
-    let expected =
-        [("targets", command, &[("leak_a", 300, 3)][..]), ("targets", daemon, &[("leak_b", 40, 4)])];
+    let expected = [("targets", command, &[("leak_a", 300, 3)][..]), ("targets", daemon, &[("leak_b", 40, 4)])];
     assert_eq!(report.live, held(&expected));
     assert_eq!(report.json["coverage"]["end"], "interrupted");
-    // It was left running.
-    signal(daemon, libc::SIGKILL);
-    let _ = Process::start(&mut Command::new("true"));
 }

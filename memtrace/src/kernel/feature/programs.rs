@@ -208,6 +208,7 @@ const NO_ARGUMENTS: Site = Site {
     answer: Answer::Pointer,
     repeats: false,
     return_offset: 0,
+    tag: 0,
 };
 
 /// A probe at the entry of a function of this program.
