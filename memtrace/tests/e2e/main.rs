@@ -55,5 +55,6 @@ mod stacks_bounds;
 mod stacks_late;
 mod stacks_loader;
 mod targets;
+mod targets_chosen;
 mod targets_life;
 mod truth;
