@@ -56,5 +56,8 @@ mod stacks_late;
 mod stacks_loader;
 mod targets;
 mod targets_chosen;
+mod targets_filter;
 mod targets_life;
+mod targets_servers;
+mod targets_split;
 mod truth;

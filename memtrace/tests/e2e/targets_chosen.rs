@@ -354,6 +354,7 @@ fn all_processes() {
     let stat = fs::read_to_string(format!("/proc/{}/stat", trace.pid())).unwrap();
     let times: Vec<u64> =
         stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2).map(|n| n.parse().unwrap()).collect();
+    let own = trace.pid();
     println!("attached after {attached:?}; {times:?} ticks of CPU in {:?}", begun.elapsed());
     let report = trace.interrupt();
     for (comm, pid, function, bytes, count) in [
