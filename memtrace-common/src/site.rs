@@ -136,6 +136,8 @@ pub struct Site {
     /// Bytes from the stack pointer at the probed instruction up to the return address. 0 for allocating functions:
     /// their return probe needs it there.
     pub return_offset: u16,
+    /// Of the image whose calls the probe records ([`Site::tag_of`]); 0: of every image that it reaches.
+    pub tag: u8,
 }
 
 impl Site {
@@ -157,6 +159,28 @@ impl Site {
             | (self.answer as u64) << 48
             | (self.repeats as u64) << 50
             | high << 51
+            | (self.tag as u64) << Self::TAG_SHIFT
+    }
+
+    const TAG_SHIFT: u32 = 56;
+
+    /// Tells an image from those that a process had shortly before: their probes, which reach it too, go some time after the new
+    /// ones are there.
+    #[inline(always)]
+    pub const fn tag_of(image: u32) -> u8 {
+        (1 + image % 255) as u8
+    }
+
+    /// The cookie of the same site for the image `image`; 0: for all.
+    pub const fn cookie_for(cookie: u64, image: u32) -> u64 {
+        let tag = if image == 0 { 0 } else { Self::tag_of(image) };
+        cookie & !(0xff << Self::TAG_SHIFT) | (tag as u64) << Self::TAG_SHIFT
+    }
+
+    /// Whether the probe records the calls of the image `image`.
+    #[inline(always)]
+    pub const fn is_of(&self, image: u32) -> bool {
+        self.tag == 0 || self.tag == Self::tag_of(image)
     }
 
     /// Reads a cookie back. Total: every u64 gives a site.
@@ -177,6 +201,7 @@ impl Site {
             return_offset,
             answer: Answer::from_bits(cookie >> 48),
             repeats: cookie >> 50 & 1 != 0,
+            tag: (cookie >> Self::TAG_SHIFT) as u8,
         }
     }
 }
@@ -184,6 +209,18 @@ impl Site {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn probes_are_of_one_image_or_of_all() {
+        let site = Site { size: Arg::Constant, constant: Site::MAX_CONSTANT, return_offset: 0, ..Site::from_cookie(7) };
+        let of = |image| Site::from_cookie(Site::cookie_for(site.cookie(), image));
+        assert_eq!(of(0), Site { tag: 0, ..site });
+        assert!(of(0).is_of(1) && of(0).is_of(u32::MAX));
+        for image in [1, 254, 255, 256, 1000, u32::MAX] {
+            assert!(of(image).is_of(image) && !of(image).is_of(image - 1), "{image}");
+            assert_eq!(Site { tag: 0, ..of(image) }, Site { tag: 0, ..site });
+        }
+    }
 
     #[test]
     fn cookie_round_trip() {
@@ -199,6 +236,7 @@ mod tests {
                     answer,
                     repeats: answer == Answer::Stored,
                     return_offset: 0xfedc,
+                    tag: 0x81,
                 };
                 assert_eq!(Site::from_cookie(site.cookie()), site);
             }

@@ -110,6 +110,9 @@ pub fn begin(call: &Call) {
     let Some(process) = maps::allocating_process((thread >> 32) as u32) else { return };
     // SAFETY: a map value.
     let (number, code) = unsafe { ((*process).number, Code::of(process)) };
+    if !call.site.is_of(number) {
+        return;
+    }
     let Some(state) = thread_state(thread) else {
         maps::lose(Loss::ThreadsFull, call.size);
         return;
@@ -275,10 +278,9 @@ fn remove(process: u32, address: u64) -> Option<Block> {
     Some(block)
 }
 
-/// Entry of a freeing function, with the stack pointer at its return address. `repeats`: it may call another freeing
-/// function for the same block.
+/// Entry of a freeing function, with the stack pointer at its return address.
 #[inline(always)]
-pub fn release(address: u64, sp: u64, repeats: bool) {
+pub fn release(site: &Site, address: u64, sp: u64) {
     if address == 0 {
         return;
     }
@@ -286,6 +288,9 @@ pub fn release(address: u64, sp: u64, repeats: bool) {
     let Some(process) = maps::allocating_process((thread >> 32) as u32) else { return };
     // SAFETY: a map value.
     let process = unsafe { &*process };
+    if !site.is_of(process.number) {
+        return;
+    }
     let found = remove(process.number, address).is_some();
     if !found && is_repeated(thread, address, sp) {
         return;
@@ -294,7 +299,9 @@ pub fn release(address: u64, sp: u64, repeats: bool) {
     if !found {
         maps::count(if is_inherited(process, address) { Counter::FreesInherited } else { Counter::FreesUnknown });
     }
-    if repeats && let Some(state) = thread_state(thread) {
+    if site.repeats
+        && let Some(state) = thread_state(thread)
+    {
         // SAFETY: as in `begin`.
         unsafe { (*state).released = address };
     }

@@ -147,7 +147,7 @@ pub fn free_entry(ctx: ProbeContext) -> u32 {
             // SAFETY: as in `enter`.
             let regs = unsafe { Registers::read(ctx.regs) };
             let sp = regs.sp.wrapping_add(u64::from(site.return_offset));
-            alloc::release(regs.argument(cookie >> place::POINTER), sp, site.repeats);
+            alloc::release(&site, regs.argument(cookie >> place::POINTER), sp);
         }
     });
     0

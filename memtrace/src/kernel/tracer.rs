@@ -36,6 +36,7 @@ use super::{
     processes::Processes,
     release::Release,
     shared::Shared,
+    source::uprobe::Reach,
     table,
 };
 
@@ -180,7 +181,7 @@ pub struct Tracer {
     ebpf: Ebpf,
     budget: Budget,
     /// With the number of the process's image that each belongs to, 0 for what belongs to all.
-    pub(super) links: Vec<(u32, AttachedLink)>,
+    pub(super) links: Vec<(Reach, AttachedLink)>,
     /// Loads programs for links over many sites; `None` where the kernel has no such links.
     pub(super) multi: Option<MultiLoader>,
     multi_programs: HashMap<&'static str, OwnedFd>,
@@ -205,7 +206,7 @@ impl Drop for Tracer {
 
 /// Closes all links at a time. Each close waits for a grace period of the kernel (about 0.1 s each when one follows
 /// another, measured on Linux 6.18); those that wait together share one.
-fn close_links(links: &mut Vec<(u32, AttachedLink)>) {
+fn close_links(links: &mut Vec<(Reach, AttachedLink)>) {
     thread::scope(|scope| {
         for link in links.drain(..) {
             scope.spawn(move || drop(link));
@@ -319,9 +320,18 @@ impl Tracer {
         self.budget
     }
 
-    /// Detaches the probes that belong to an image. Calls in progress may be recorded for a little longer.
+    /// Detaches the probes that belong to an image; 0: none. Calls in progress may be recorded for a little longer.
     pub fn detach_image(&mut self, number: u32) {
-        let (gone, kept) = mem::take(&mut self.links).into_iter().partition(|(owner, _)| *owner == number);
+        self.detach_those(|reach| number != 0 && reach.image == number);
+    }
+
+    /// The same for those that were attached with this reach.
+    pub fn detach_reach(&mut self, reach: Reach) {
+        self.detach_those(|other| reach.image != 0 && other == reach);
+    }
+
+    fn detach_those(&mut self, is_it: impl Fn(Reach) -> bool) {
+        let (gone, kept) = mem::take(&mut self.links).into_iter().partition(|(reach, _)| is_it(*reach));
         self.links = kept;
         let mut gone: Vec<_> = gone;
         if !gone.is_empty() {

@@ -47,6 +47,7 @@ impl ProbeSite {
             answer: self.arguments.answer,
             repeats: self.repeats,
             return_offset: self.placement.return_offset,
+            tag: 0,
         }
     }
 

@@ -153,7 +153,7 @@ impl Traced {
 }
 
 /// Amounts by the functions of the program on the way, whatever the allocator's function is called.
-fn of_functions(known: &Paths) -> Paths {
+pub fn of_functions(known: &Paths) -> Paths {
     let mut paths = Paths::new();
     for (path, amount) in known {
         *paths.entry(path[..path.len() - 1].to_vec()).or_default() += *amount;

@@ -22,6 +22,7 @@ mod support {
     pub mod smaps;
     pub mod start;
     pub mod target;
+    pub mod told;
     pub mod trace;
     pub mod truth;
 }
@@ -54,4 +55,10 @@ mod stacks;
 mod stacks_bounds;
 mod stacks_late;
 mod stacks_loader;
+mod targets;
+mod targets_chosen;
+mod targets_filter;
+mod targets_life;
+mod targets_servers;
+mod targets_split;
 mod truth;

@@ -23,6 +23,7 @@ use crate::{
         hazard::{self, TargetTraits},
         release::Release,
         source::uprobe::{AttachPoint, Reach},
+        tracer::KernelError,
     },
     profile::{self, By, ProcessState},
     target::{Process, Selection, TargetError, custom::Spec, process::Seccomp},
@@ -94,7 +95,7 @@ impl Session {
                 Probes::Recording | Probes::Empty | Probes::None => 0,
             },
         };
-        let mut tracer = Tracer::load(&settings)?;
+        let mut tracer = Tracer::load(&settings).map_err(name_rights)?;
         tracer.attach_process_events()?;
         let calls = attach_memory(&mut tracer, options.watch)?;
         let stream = tracer.take_events()?.context("the message stream was taken before")?;
@@ -185,7 +186,7 @@ impl Session {
         match self.probes {
             Probes::Recording if self.options.unfiltered => {
                 let new: Vec<_> = points.into_iter().filter(|(place, _)| self.everywhere.insert(*place)).collect();
-                self.tracer.attach_allocator(&bare(new), Reach { pid: None, image: 0 })?;
+                self.tracer.attach_allocator(&bare(new), Reach::EVERYWHERE)?;
             }
             Probes::Recording => self.tracer.attach_allocator(&bare(points), own)?,
             Probes::Empty => self.tracer.attach_empty(&bare(points), own)?,
@@ -218,6 +219,19 @@ impl Session {
             self.missed_more += 1;
         }
     }
+}
+
+/// Says first what a user who is not root lacks, most likely.
+fn name_rights(error: KernelError) -> anyhow::Error {
+    // SAFETY: takes nothing, changes nothing.
+    let user = unsafe { libc::geteuid() };
+    let error = anyhow::Error::from(error);
+    if user == 0 {
+        return error;
+    }
+    error.context(format!(
+        "user {user} can't trace: run memtrace as root, or with the capabilities CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE"
+    ))
 }
 
 /// Points without their places.

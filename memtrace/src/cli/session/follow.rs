@@ -22,6 +22,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const ENDING: Duration = Duration::from_millis(5);
 /// How often the processes of a machine are searched for those that belong to the trace and that no message told of.
 const SEARCH: Duration = Duration::from_secs(2);
+/// Time after which a child still shares its parent's memory that is to be probed: those of vfork have executed a program by then.
+const SHARING: Duration = Duration::from_millis(20);
 /// Most names of threads that are kept.
 const MAX_THREAD_NAMES: usize = 1 << 16;
 
@@ -34,6 +36,8 @@ pub struct Pending {
     /// When it appeared, nanoseconds of `CLOCK_MONOTONIC`; `None` if it was there before.
     since: Option<u64>,
     parent: Option<u32>,
+    /// The image whose memory it shares.
+    sharing: Option<u32>,
     named: bool,
     first: bool,
     /// When it is tried next.
@@ -50,6 +54,7 @@ impl Pending {
             number,
             since,
             parent: None,
+            sharing: None,
             named: false,
             first: false,
             due: now,
@@ -76,6 +81,10 @@ impl Session {
         if image == parent.number {
             // It shares its parent's memory until it executes a program, and what it allocates is its parent's.
             self.numbers.insert(child, image);
+            if self.probes == Probes::Recording && !self.options.unfiltered {
+                let due = Instant::now() + SHARING;
+                self.pending.push(Pending { sharing: Some(image), due, ..Pending::new(child, None, Some(time)) });
+            }
             return Ok(());
         }
         let parent_number = parent.number;
@@ -113,6 +122,7 @@ impl Session {
             {
                 tracing::debug!("process {child}: {error}");
             }
+            tracing::info!("tracing {:?} (pid {child}) too", forked.process.comm());
         }
         Ok(())
     }
@@ -142,7 +152,12 @@ impl Session {
             Scope::One(_) | Scope::Several => self.numbers.get(&pid).copied(),
         };
         let mut pending = Pending::new(pid, Some(number), Some(time));
-        self.pending.retain(|pending| pending.pid != pid);
+        let mut unattached = None;
+        // One that executes a program before the one that it executed before was attached is still what it was.
+        for old in self.pending.extract_if(.., |pending| pending.pid == pid).filter(|old| old.sharing.is_none()) {
+            (pending.named, pending.first, pending.parent) = (old.named, old.first, old.parent);
+            unattached = old.number;
+        }
         if let Some(old) = old
             && let Some(traced) = self.traced.get_mut(&old)
         {
@@ -161,8 +176,12 @@ impl Session {
                 self.unswept.push(old);
             } else {
                 pending.parent = Some(traced.process.pid());
+                self.tracer.detach_reach(Reach { pid: NonZeroU32::new(pid), image: old });
             }
             self.numbers.remove(&pid);
+        }
+        if let Some(old) = unattached {
+            self.forget(None, old);
         }
         let belongs = self.selection.as_ref().is_none_or(|selection| selection.matches(pid));
         if number == 0 || !belongs {
@@ -202,6 +221,7 @@ impl Session {
         for mut pending in due {
             match self.try_one(&pending) {
                 Ok(()) => {}
+                Err(error) if pending.sharing.is_some() => tracing::debug!("process {}: {error:#}", pending.pid),
                 Err(error) if Instant::now() < pending.until && is_alive(pending.pid) => {
                     tracing::debug!("process {} can't be traced yet: {error:#}", pending.pid);
                     pending.due = Instant::now() + pending.pause;
@@ -223,6 +243,9 @@ impl Session {
     }
 
     fn try_one(&mut self, pending: &Pending) -> anyhow::Result<()> {
+        if let Some(image) = pending.sharing {
+            return self.attach_sharing(pending.pid, image);
+        }
         let process = Process::open(pending.pid)?;
         if let Some(number) = pending.number
             && self.traced.contains_key(&number)
@@ -266,6 +289,17 @@ impl Session {
         Ok(())
     }
 
+    /// Attaches to a process that shares the memory of the image `number`, of another process: probes reach one process.
+    fn attach_sharing(&mut self, pid: u32, number: u32) -> anyhow::Result<()> {
+        let Some(traced) = self.traced.get(&number).filter(|_| self.numbers.get(&pid) == Some(&number)) else {
+            return Ok(());
+        };
+        let points: Vec<_> = traced.points.values().cloned().collect();
+        self.tracer.attach_allocator(&points, Reach { pid: NonZeroU32::new(pid), image: number })?;
+        tracing::info!("tracing {:?} (pid {pid}) too, which shares its parent's memory", traced.process.comm());
+        Ok(())
+    }
+
     /// Attaches now to what is held for that: a command that has executed another program.
     ///
     /// # Errors
@@ -287,6 +321,8 @@ impl Session {
         {
             let number = *number;
             self.numbers.remove(&pid);
+            self.pending.retain(|pending| pending.pid != pid);
+            self.tracer.detach_reach(Reach { pid: NonZeroU32::new(pid), image: number });
             let _ = self.tracer.remove_process(NonZeroU32::new(pid), number);
         }
     }

@@ -137,7 +137,7 @@ impl Session {
         }
         let attached = if self.options.unfiltered {
             let new: Vec<_> = new.iter().filter(|(place, _)| self.everywhere.insert(*place)).cloned().collect();
-            self.tracer.attach_allocator(&bare(new), Reach { pid: None, image: 0 })
+            self.tracer.attach_allocator(&bare(new), Reach::EVERYWHERE)
         } else {
             self.tracer.attach_allocator(&bare(new.clone()), Reach { pid: traced.pid(), image: number })
         };

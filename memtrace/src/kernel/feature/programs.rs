@@ -209,6 +209,7 @@ pub(super) const NO_ARGUMENTS: Site = Site {
     answer: Answer::Pointer,
     repeats: false,
     return_offset: 0,
+    tag: 0,
 };
 
 /// A probe at the entry of a function of this program.

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
+use super::uprobe::Reach;
 use crate::kernel::{
     multi,
     object::program,
@@ -25,7 +26,7 @@ impl Tracer {
             let program = self.multi_program(name)?;
             let link = multi::attach_raw_tracepoint(program.as_fd(), tracepoint)
                 .map_err(|source| KernelError::AttachMulti { what: format!("tracepoint {tracepoint}"), source })?;
-            self.links.push((0, AttachedLink::Multi(link)));
+            self.links.push((Reach::EVERYWHERE, AttachedLink::Multi(link)));
             return Ok(());
         }
         let program = self.raw_tracepoint(name)?;
@@ -33,7 +34,7 @@ impl Tracer {
             .attach(tracepoint)
             .and_then(|id| program.take_link(id))
             .map_err(|source| KernelError::Attach { what: format!("tracepoint {tracepoint}"), source })?;
-        self.links.push((0, AttachedLink::RawTracePoint(link)));
+        self.links.push((Reach::EVERYWHERE, AttachedLink::RawTracePoint(link)));
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ use memtrace_common::{
     resident::{Member, UNKNOWN, entry, field},
 };
 
+use super::uprobe::Reach;
 use crate::kernel::{
     object::program,
     tracefs::{self, Tracefs},
@@ -58,7 +59,7 @@ impl Tracer {
             program.fd().map_err(|source| KernelError::Program { name, source })?.as_fd().as_raw_fd()
         };
         let link = attach(id, descriptor).map_err(failed)?;
-        self.links.push((0, AttachedLink::Perf(link)));
+        self.links.push((Reach::EVERYWHERE, AttachedLink::Perf(link)));
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use memtrace_common::site::Site;
 
 use crate::kernel::{
     multi::{self, Place},
@@ -45,8 +46,14 @@ pub struct AttachPoint {
 pub struct Reach {
     /// The process; `None` for every one that maps the file.
     pub pid: Option<NonZeroU32>,
-    /// Number of the image with which they go ([`Tracer::detach_image`]); 0 if they stay until the end.
+    /// Number of the image whose calls they record, and with which they go ([`Tracer::detach_image`]); 0 if they record those of
+    /// every image, and stay until the end.
     pub image: u32,
+}
+
+impl Reach {
+    /// Every process, until the end.
+    pub const EVERYWHERE: Self = Self { pid: None, image: 0 };
 }
 
 impl Tracer {
@@ -72,6 +79,9 @@ impl Tracer {
         reach: Reach,
         [free_entry, alloc_entry, alloc_return]: [&'static str; 3],
     ) -> Result<(), KernelError> {
+        let own =
+            |point: &AttachPoint| AttachPoint { cookie: Site::cookie_for(point.cookie, reach.image), ..point.clone() };
+        let points: Vec<AttachPoint> = points.iter().map(own).collect();
         let of = |role: Role| points.iter().filter(move |point| point.role == role);
         self.attach_program(free_entry, of(Role::Free), Place::Entry, reach)?;
         // Consumers of one breakpoint all run before the return address is replaced, so the order of these two does
@@ -105,7 +115,7 @@ impl Tracer {
                 let names: Vec<&str> = points.iter().map(|point| point.name.as_str()).collect();
                 KernelError::AttachMulti { what: names.join(", "), source }
             })?;
-            self.links.push((reach.image, AttachedLink::Multi(link)));
+            self.links.push((reach, AttachedLink::Multi(link)));
         }
         Ok(())
     }
@@ -162,7 +172,7 @@ impl Tracer {
             .attach(location, &point.path, scope)
             .and_then(|id| program.take_link(id))
             .map_err(|source| KernelError::Attach { what: point.name.clone(), source })?;
-        self.links.push((reach.image, AttachedLink::Uprobe(link)));
+        self.links.push((reach, AttachedLink::Uprobe(link)));
         Ok(())
     }
 }

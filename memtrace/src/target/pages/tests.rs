@@ -41,6 +41,10 @@ impl Fixture {
         let data = workshop.0.path().join("data");
         let running = Running::start(Command::new(program).arg(&truth).arg(data).args(arguments));
         let process = Process::open(running.pid()).unwrap();
+        // Once it waits, it touches no more pages.
+        while !fs::read_to_string(format!("/proc/{}/stat", running.pid())).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
         let regions = fs::read_to_string(truth).unwrap().lines().map(parse).collect();
         Self { _workshop: workshop, _running: running, process, regions }
     }

@@ -118,6 +118,13 @@ pub enum Fixture {
     Modules,
     /// Without any shared library, and without symbols.
     Stripped,
+    /// Does as it is told.
+    Targets,
+    /// The same code at the same addresses in both, by other names.
+    TargetsAlpha,
+    TargetsBeta,
+    /// Without any shared library.
+    TargetsStatic,
     /// Of the other word size.
     Tiny32,
 }
@@ -162,6 +169,10 @@ impl Fixture {
         Self::LoaderUser,
         Self::Modules,
         Self::Stripped,
+        Self::Targets,
+        Self::TargetsAlpha,
+        Self::TargetsBeta,
+        Self::TargetsStatic,
         Self::Tiny32,
     ];
 
@@ -223,6 +234,10 @@ impl Fixture {
             Self::LoaderUser => "loader_user.so",
             Self::Modules => "modules",
             Self::Stripped => "stripped",
+            Self::Targets => "targets",
+            Self::TargetsAlpha => "targets-alpha",
+            Self::TargetsBeta => "targets-beta",
+            Self::TargetsStatic => "targets-static",
             Self::Tiny32 => "tiny32",
         }
     }
@@ -283,6 +298,9 @@ impl Fixture {
             Self::Names | Self::NamesSplit => &["names.c", "fixture.c"],
             Self::NamesFirst | Self::NamesSecond => &["names_lib.c"],
             Self::NamesCpp => &["names.cpp"],
+            Self::Targets | Self::TargetsAlpha | Self::TargetsBeta | Self::TargetsStatic => {
+                &["targets.c", "targets_tasks.c", "fixture.c"]
+            }
             Self::Tiny32 => &["tiny32.S"],
         }
     }
@@ -298,6 +316,9 @@ impl Fixture {
         match self {
             Self::Tiny32 => command.args(["-m32", "-nostdlib", "-static"]),
             Self::Stripped => command.args(FLAGS).args(["-static", "-s"]),
+            Self::TargetsAlpha => command.args(FLAGS).args(["-no-pie", "-DPREFIX=alpha_"]),
+            Self::TargetsBeta => command.args(FLAGS).args(["-no-pie", "-DPREFIX=beta_"]),
+            Self::TargetsStatic => command.args(FLAGS).arg("-static"),
             Self::StartStatic => command.args(FLAGS).arg("-static-pie"),
             Self::TruthLibrary => command.args(FLAGS).args(["-shared", "-fPIC"]),
             // The library uses the executable's bookkeeping.

@@ -90,6 +90,14 @@ impl Cell {
         }
     }
 
+    /// The command that starts a host that opens the cell's library when it is told to.
+    pub fn late_command(self) -> Command {
+        assert!(self.is_library(), "{self:?} is no library");
+        let mut command = Command::new(host());
+        command.arg("late").arg(self.program()).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
+        command
+    }
+
     /// The program, or the library for a host to open.
     fn program(self) -> PathBuf {
         // The program knows nothing of what will be preloaded.

@@ -63,6 +63,11 @@ impl Memtrace {
         });
     }
 
+    /// Waits for a line on standard error with `part` in it.
+    pub fn wait_for_line(&mut self, part: &str) -> String {
+        self.process.wait_for_error(&format!("line with `{part}`"), |line| line.contains(part))
+    }
+
     /// Whether it has said that it records.
     pub fn has_traced(&mut self) -> bool {
         self.process.error_so_far().lines().any(|line| line.starts_with(TRACING))
