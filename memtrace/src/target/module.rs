@@ -1,6 +1,7 @@
 //! A file that a process maps as code.
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
     io,
     os::{
@@ -8,6 +9,7 @@ use std::{
         unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 pub use super::elf::Segment;
@@ -30,13 +32,58 @@ pub struct Identity {
 
 /// An x86-64 ELF file that a process maps, held open: it stays readable after the process has ended, and when the
 /// file is deleted or replaced.
-#[derive(Debug)]
+///
+/// Processes that map one file share it: however many there are, it is opened and read once.
+#[derive(Clone, Debug)]
 pub struct Module {
-    file: File,
+    shared: Arc<Shared>,
     key: FileKey,
-    identity: Identity,
     name: String,
+}
+
+/// What is the same for all processes that map the file.
+#[derive(Debug)]
+struct Shared {
+    file: File,
+    place: Place,
+    identity: Identity,
     headers: Headers,
+}
+
+/// Device and inode number of a file, which are no other's while it is held open; and its size and the time of its last change
+/// (seconds and nanoseconds), which tell whether something else was written into it.
+type Place = (u64, u64, u64, (i64, i64));
+
+/// The files that are held open.
+static POOL: Mutex<BTreeMap<Place, Weak<Shared>>> = Mutex::new(BTreeMap::new());
+
+impl Shared {
+    /// The file, if it is held open already; else it is read.
+    fn of(file: File) -> Result<Arc<Self>, ModuleProblem> {
+        let metadata = file.metadata()?;
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        let place = (metadata.dev(), metadata.ino(), metadata.size(), changed);
+        // Nothing can panic while it is locked that would leave it half changed.
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = pool.get(&place).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        let headers = Source::new(&file).headers()?;
+        let identity = Identity { device: place.0, inode: place.1, build_id: headers.build_id.clone() };
+        let shared = Arc::new(Self { file, place, identity, headers });
+        pool.insert(place, Arc::downgrade(&shared));
+        Ok(shared)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another may have taken its place meanwhile.
+        if pool.get(&self.place).is_some_and(|shared| shared.strong_count() == 0) {
+            pool.remove(&self.place);
+        }
+    }
 }
 
 impl Module {
@@ -61,15 +108,7 @@ impl Module {
     }
 
     fn from_file(file: File, mapping: &Mapping) -> Result<Self, ModuleProblem> {
-        let metadata = file.metadata()?;
-        let headers = Source::new(&file).headers()?;
-        Ok(Self {
-            key: mapping.file,
-            identity: Identity { device: metadata.dev(), inode: metadata.ino(), build_id: headers.build_id.clone() },
-            name: mapping.file_name(),
-            headers,
-            file,
-        })
+        Ok(Self { shared: Shared::of(file)?, key: mapping.file, name: mapping.file_name() })
     }
 
     /// File name for display, without directories. Escape before printing.
@@ -79,17 +118,17 @@ impl Module {
 
     /// The open file.
     pub fn file(&self) -> &File {
-        &self.file
+        &self.shared.file
     }
 
     /// A path by which this process can open the file as long as the module lives, whatever happens to the target.
     pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+        PathBuf::from(format!("/proc/self/fd/{}", self.shared.file.as_raw_fd()))
     }
 
     /// What tells the file from others.
     pub fn identity(&self) -> &Identity {
-        &self.identity
+        &self.shared.identity
     }
 
     /// The file as the memory map identifies it ([`Mapping::file`]).
@@ -99,17 +138,17 @@ impl Module {
 
     /// Its loadable segments.
     pub fn segments(&self) -> &[Segment] {
-        &self.headers.segments
+        &self.shared.headers.segments
     }
 
     /// Whether it asks for a dynamic loader, as dynamically linked programs do.
     pub fn has_interpreter(&self) -> bool {
-        self.headers.interpreter
+        self.shared.headers.interpreter
     }
 
     /// Virtual address of its dynamic section, if it has one.
     pub(super) fn dynamic_section(&self) -> Option<u64> {
-        self.headers.dynamic
+        self.shared.headers.dynamic
     }
 
     /// File offset of a virtual address, as the file's symbols number it; `None` if it does not come from the file.
@@ -147,7 +186,7 @@ impl Module {
         });
         let Some((offset, size)) = found else { return Ok(None) };
         let mut bytes = vec![0; size];
-        self.file.read_exact_at(&mut bytes, offset)?;
+        self.shared.file.read_exact_at(&mut bytes, offset)?;
         Ok(Some((offset, bytes)))
     }
 }

@@ -47,6 +47,17 @@ fn this_program() {
 }
 
 #[test]
+fn a_file_is_open_once() {
+    let (process, mapping) = own_code();
+    let (one, two) = (Module::open(&process, &mapping).unwrap(), Module::open(&process, &mapping).unwrap());
+    assert_eq!(one.path(), two.path());
+    let place = one.shared.place;
+    drop((one, two));
+    let again = Module::open(&process, &mapping).unwrap();
+    assert_eq!(again.shared.place, place);
+}
+
+#[test]
 fn the_fallback_compares_the_file() {
     let (process, mapping) = own_code();
     let file = open_by_path(&process, &mapping).unwrap();
