@@ -20,6 +20,7 @@ mod traced;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    iter,
     time::{Duration, Instant},
 };
 
@@ -33,7 +34,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use self::{
     follow::Pending,
-    memory::CallStream,
+    memory::{CallStream, Unclaimed},
     sites::{Place, Sites},
     traced::Traced,
 };
@@ -180,6 +181,8 @@ pub struct Session {
     /// Allocators that were attached to during the trace.
     attached_late: Vec<AttachedLate>,
     calls: Option<CallStream>,
+    /// System calls of processes of which no message has told yet, or that are not attached yet.
+    unclaimed: Unclaimed,
     events: AsyncFd<EventStream>,
     growth: Growth,
     /// When recording began, and the same in nanoseconds of `CLOCK_MONOTONIC`.
@@ -387,8 +390,12 @@ impl Session {
     /// Takes all system calls there are.
     fn drain_calls(&mut self) {
         let Some(calls) = &mut self.calls else { return };
-        while let Some(event) = calls.next() {
-            let Some(traced) = self.traced.get_mut(&event.process) else { continue };
+        let waiting = self.unclaimed.take();
+        for event in waiting.into_iter().chain(iter::from_fn(|| calls.next())) {
+            let Some(traced) = self.traced.get_mut(&event.process) else {
+                self.unclaimed.keep(event);
+                continue;
+            };
             if let Some(memory) = &mut traced.memory
                 && memory.apply(&event, &traced.process)
                 && traced.discovery.loader.is_none()

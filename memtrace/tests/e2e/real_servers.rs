@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 /// How many connections to a socket of the file system a process has accepted.
-fn accepted(pid: u32, socket: &Path) -> usize {
+pub fn accepted(pid: u32, socket: &Path) -> usize {
     // An accepted one has the name of the one that listens; its state is 3 (`SS_CONNECTED` in linux/net.h).
     let sockets = fs::read_to_string("/proc/net/unix").expect("the sockets");
     let name = socket.to_str().expect("a path of ASCII");
@@ -29,6 +29,20 @@ fn accepted(pid: u32, socket: &Path) -> usize {
     links.filter(|link| accepted.contains(&*link.to_string_lossy())).count()
 }
 
+/// Starts nginx with two workers; its socket is `socket` in the directory.
+pub fn nginx(program: &Path, directory: &Path) -> Process {
+    let at = directory.display();
+    let configuration = format!(
+        "daemon off; worker_processes 2; pid {at}/pid; error_log stderr; user root;\n\
+         events {{ worker_connections 256; }}\n\
+         http {{ access_log off; client_body_temp_path {at}/a; proxy_temp_path {at}/b; fastcgi_temp_path {at}/c;\n\
+         uwsgi_temp_path {at}/d; scgi_temp_path {at}/e; server {{ listen unix:{at}/socket; }} }}\n"
+    );
+    let file = directory.join("nginx.conf");
+    fs::write(&file, configuration).expect("the configuration can be written");
+    Process::start(Command::new(program).arg("-e").arg("stderr").arg("-c").arg(&file))
+}
+
 /// A worker holds one pool for each connection that it has accepted and that has asked for nothing yet, and nothing more
 /// once they are gone.
 #[test]
@@ -36,16 +50,7 @@ fn real_nginx_workers_hold_a_pool_for_each_connection() {
     const CONNECTIONS: usize = 60;
     let _turn = turn();
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let at = directory.path().display();
-    let configuration = format!(
-        "daemon off; worker_processes 2; pid {at}/pid; error_log stderr; user root;\n\
-         events {{ worker_connections 256; }}\n\
-         http {{ access_log off; client_body_temp_path {at}/a; proxy_temp_path {at}/b; fastcgi_temp_path {at}/c;\n\
-         uwsgi_temp_path {at}/d; scgi_temp_path {at}/e; server {{ listen unix:{at}/socket; }} }}\n"
-    );
-    let file = directory.path().join("nginx.conf");
-    fs::write(&file, configuration).expect("the configuration can be written");
-    let nginx = Process::start(Command::new("nginx").arg("-e").arg("stderr").arg("-c").arg(&file));
+    let nginx = nginx(Path::new("nginx"), directory.path());
     let socket = directory.path().join("socket");
     let workers = wait_for("two workers", || Some(children_of(nginx.pid())).filter(|workers| workers.len() == 2));
     let accepted = || -> Vec<usize> { workers.iter().map(|worker| accepted(*worker, &socket)).collect() };
@@ -82,6 +87,9 @@ fn real_nginx_workers_hold_a_pool_for_each_connection() {
         connections.clear();
         wait_for_connections(0);
     }
+    // With its workers.
+    nginx.signal(libc::SIGTERM);
+    nginx.end();
 }
 
 /// Its root directory has nothing but itself and musl, and the process sees itself as the first of all.

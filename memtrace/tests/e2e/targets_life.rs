@@ -239,7 +239,11 @@ fn a_command_that_goes_on_as_a_daemon() {
     // It was left running, and has memtrace's output open.
     signal(daemon, libc::SIGKILL);
     let report = trace.finish();
-    report.assert_nothing_else();
+    // The process between the two may have ended before it could be traced, which is said, but that is all.
+    let processes = report.json["processes"].as_array().unwrap().iter();
+    let missed: Vec<_> = processes.filter(|process| process["state"] == "missed").collect();
+    assert!(missed.iter().all(|process| process["parent"] == command) && missed.len() <= 1, "{missed:?}");
+    assert!(report.foreign.is_empty() && report.json["coverage"]["losses"].as_array().unwrap().is_empty());
     let expected = [("targets", command, &[("leak_a", 300, 3)][..]), ("targets", daemon, &[("leak_b", 40, 4)])];
     assert_eq!(report.live, held(&expected));
     assert_eq!(report.json["coverage"]["end"], "interrupted");

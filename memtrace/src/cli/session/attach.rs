@@ -11,8 +11,11 @@ use memtrace_common::settings::Unwind;
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    CallStream, HOUSEKEEPING, Options, Probes, Session, Sites, Traced, Watch, limits, memory::Memory, monotonic_now,
-    sites::Place, traced::State,
+    CallStream, HOUSEKEEPING, Options, Probes, Session, Sites, Traced, Watch, limits,
+    memory::{Memory, Unclaimed},
+    monotonic_now,
+    sites::Place,
+    traced::State,
 };
 use crate::{
     cli::{sweeper::Sweeper, unwinding::Unwinding},
@@ -119,6 +122,7 @@ impl Session {
             thread_names: HashMap::new(),
             attached_late: Vec::new(),
             calls,
+            unclaimed: Unclaimed::default(),
             events,
             growth: Growth::default(),
             started: None,

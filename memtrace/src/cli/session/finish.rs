@@ -209,7 +209,7 @@ impl Session {
                 None => {}
             }
         }
-        let mut sum = LossCount::default();
+        let mut sum = LossCount { count: self.unclaimed.lost, ..LossCount::default() };
         for memory in self.traced.values().filter_map(|traced| traced.memory.as_ref()) {
             let lost = memory.space.lost();
             sum.count = sum.count.saturating_add(lost.ranges);

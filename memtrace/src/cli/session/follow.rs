@@ -421,6 +421,7 @@ impl Session {
             return Ok(());
         }
         let gone: HashSet<u32> = self.unswept.drain(..).collect();
+        self.unclaimed.forget(&gone);
         if self.probes != Probes::None {
             for (stack, bytes) in self.tracer.remove_blocks(&gone)? {
                 let sum = self.gone_blocks.entry(stack).or_default();

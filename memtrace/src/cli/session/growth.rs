@@ -83,11 +83,12 @@ impl Session {
     /// Stacks of mappings.
     pub(super) fn mapped(&self, tables: &Tables, older: Duration, owners: &Owners) -> Vec<Stack> {
         let mut stacks = Vec::new();
-        for traced in self.traced.values().filter(|traced| !traced.is_gone()) {
+        for traced in self.traced.values() {
             let Some(memory) = &traced.memory else { continue };
-            let resident = memory.last.as_ref().map(|after| after.scan.ranges.as_slice());
-            let records = &tables.records;
-            stacks.extend(mappings::assemble(records, &memory.space, resident, tables.now, older, call_of, owners));
+            let gone = traced.is_gone();
+            let resident = memory.last.as_ref().filter(|_| !gone).map(|after| after.scan.ranges.as_slice());
+            let (records, space) = (&tables.records, &memory.space);
+            stacks.extend(mappings::assemble(records, space, gone, resident, tables.now, older, call_of, owners));
         }
         stacks
     }

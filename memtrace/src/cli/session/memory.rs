@@ -2,6 +2,7 @@
 //! resident before and after.
 
 use std::{
+    collections::HashSet,
     fs,
     time::{Duration, Instant},
 };
@@ -90,6 +91,43 @@ impl CallStream {
     /// The next system call, if there is one.
     pub fn next(&mut self) -> Option<CallEvent> {
         self.0.get_mut().next_call()
+    }
+}
+
+/// Most system calls that wait for their process to be known.
+const MAX_UNCLAIMED: usize = 1 << 16;
+/// How long they wait: longer than it is tried to attach to a process.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+
+/// System calls, in their order, of processes that are not known yet: the messages that tell of processes come another way.
+#[derive(Debug, Default)]
+pub struct Unclaimed {
+    calls: Vec<CallEvent>,
+    /// Those for which there was no room.
+    pub lost: u64,
+}
+
+impl Unclaimed {
+    /// All of them, to be tried again.
+    pub fn take(&mut self) -> Vec<CallEvent> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// Keeps one, unless its process has been given up.
+    pub fn keep(&mut self, event: CallEvent) {
+        if Duration::from_nanos(monotonic_now().saturating_sub(event.time)) > MAX_WAIT {
+            return;
+        }
+        if self.calls.len() < MAX_UNCLAIMED {
+            self.calls.push(event);
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    /// Drops those of images that will not be known any more.
+    pub fn forget(&mut self, images: &HashSet<u32>) {
+        self.calls.retain(|call| !images.contains(&call.process));
     }
 }
 

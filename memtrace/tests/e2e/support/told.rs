@@ -74,11 +74,6 @@ impl Told {
         let ended = self.process.end();
         assert!(ended.status.success(), "it came to harm: {ended:?}");
     }
-
-    /// What else it is asked goes to the process itself.
-    pub fn process(&mut self) -> &mut Process {
-        &mut self.process
-    }
 }
 
 /// A memtrace that traces any number of processes, both views at a time.
