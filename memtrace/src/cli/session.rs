@@ -191,6 +191,12 @@ pub struct Session {
     probes: Probes,
     scope: Scope,
     next_search: Instant,
+    /// Whether a command that was started has not ended yet.
+    awaits_command: bool,
+    /// Processes that have ended and of which no stack was recorded.
+    shed: Vec<profile::Process>,
+    /// Those of them that found no room there.
+    shed_more: u64,
     /// When it is looked whether a process has ended.
     next_end: Option<Instant>,
 }

@@ -17,12 +17,14 @@ pub struct Owners {
     pub processes: HashMap<u32, usize>,
     /// Positions of threads, by the number of the image and of the thread.
     pub threads: HashMap<(u32, u32), usize>,
+    /// Position of what stands for a process that is not known.
+    pub unknown: usize,
 }
 
 impl Owners {
-    /// Process and thread of a stack. One whose process is not known (it has no record, for example) is the first's.
+    /// Process and thread of a stack. One whose process is not known (it has no record, for example) is [`Self::unknown`]'s.
     pub fn of(&self, record: Option<&StackRecord>) -> (usize, Option<usize>) {
-        let process = record.and_then(|record| self.processes.get(&record.process)).copied().unwrap_or(0);
+        let process = record.and_then(|record| self.processes.get(&record.process)).copied().unwrap_or(self.unknown);
         (process, record.and_then(|record| self.threads.get(&(record.process, record.thread))).copied())
     }
 }
@@ -202,7 +204,7 @@ mod tests {
         live.add(&block(11, 91 * SECOND, 2));
         // The last is not of an allocator function.
         let records = HashMap::from([(2, record(3, &[8, 9])), (3, record(special::FAULT, &[8]))]);
-        let owners = Owners { processes: HashMap::from([(1, 4)]), threads: HashMap::from([((1, 0), 2)]) };
+        let owners = Owners { processes: HashMap::from([(1, 4)]), threads: HashMap::from([((1, 0), 2)]), unknown: 0 };
         let (stacks, imbalances) = assemble(
             &records,
             &[Totals::default(), totals((4096, 1), (0, 0)), totals((30, 4), (7, 1)), totals((4096, 1), (0, 0))],

@@ -41,7 +41,7 @@ fn no_such_process() {
     let pid = most.trim();
     for command in COMMANDS {
         assert_refused(&run(command, &["-p", pid]), FAILURE, &[pid, "process"]);
-        assert_refused(&run(command, &["-p", "0"]), FAILURE, &["pid 0"]);
+        assert_refused(&run(command, &["-p", "0"]), USAGE, &[]);
         assert_refused(&run(command, &["-p", "-1"]), USAGE, &[]);
     }
 }

@@ -130,6 +130,9 @@ impl Session {
             probes,
             scope,
             next_search: Instant::now() + HOUSEKEEPING,
+            awaits_command: options.starting,
+            shed: Vec::new(),
+            shed_more: 0,
             next_end: None,
         };
         for process in missed {
@@ -216,6 +219,11 @@ impl Session {
     pub(super) fn miss(&mut self, process: profile::Process) {
         if let ProcessState::Missed { reason } = &process.state {
             tracing::info!("process {} ({:?}) is not traced: {reason}", process.pid, process.comm);
+        }
+        // One that was missed when it was forked, and then as the program that it executed.
+        if let Some(known) = self.missed.iter_mut().rev().take(64).find(|known| known.pid == process.pid) {
+            known.comm = process.comm;
+            return;
         }
         if self.missed.len() < MAX_MISSED {
             self.missed.push(process);

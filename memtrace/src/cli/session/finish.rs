@@ -9,14 +9,14 @@ use memtrace_common::{
     event::Counter,
     loss::{Loss, LossCount},
     settings::Unwind,
-    stack::{StackRecord, Totals},
+    stack::{OVERFLOW_STACK, OVERFLOW_TRACEPOINT_STACK, StackRecord, Totals},
 };
 
 use super::{Ask, AttachedLate, Finished, Probes, Session, Traced, monotonic_now, traced::State};
 use crate::{
     collect::{blocks::LiveBlock, faults, stacks::Owners},
     kernel::Tracer,
-    profile::{self, By, Events, Function, LateCode, Profile, Subject, TraceEnd},
+    profile::{self, By, Events, Function, LateCode, ProcessState, Profile, Subject, TraceEnd},
 };
 
 /// Growth of anonymous memory without a single probe hit from which on a trace is an error: far more than a program
@@ -149,7 +149,24 @@ impl Session {
             owners.processes.insert(traced.number, processes.len());
             processes.push(traced.report());
         }
+        processes.extend(self.shed.iter().cloned());
+        if self.shed_more > 0 {
+            tracing::warn!(
+                "{} more processes ended of which no stack was recorded; they are not listed",
+                self.shed_more
+            );
+        }
         processes.extend(self.missed.iter().cloned());
+        // Calls whose stacks found no room are of nobody in particular.
+        let unknown = |stack: u32| tables.totals.get(stack as usize).is_some_and(|totals| totals.allocated_count > 0);
+        if self.options.by != By::None
+            && processes.len() > 1
+            && (unknown(OVERFLOW_STACK) || unknown(OVERFLOW_TRACEPOINT_STACK))
+        {
+            owners.unknown = processes.len();
+            processes
+                .push(profile::Process { state: ProcessState::Ended, ..profile::Process::new(0, "[any of them]") });
+        }
         if processes.is_empty() {
             bail!("no process was there to be traced");
         }

@@ -10,12 +10,12 @@ use std::{
 use super::{HOUSEKEEPING, OnExec, Probes, Session, Traced, attach, monotonic_now, traced::State};
 use crate::{
     kernel::{Scope, source::uprobe::Reach},
-    profile::{self, Amount},
+    profile::{self, Amount, NameSources},
     target::Process,
 };
 
 /// Longest time for which it is tried again whether a new program has an allocator by now: it has to be loaded first.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// First pause between two tries; each is half as long again as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// Time after a process's first thread has ended, after which it is looked whether the process has.
@@ -24,6 +24,8 @@ const ENDING: Duration = Duration::from_millis(5);
 const SEARCH: Duration = Duration::from_secs(2);
 /// Time after which a child still shares its parent's memory that is to be probed: those of vfork have executed a program by then.
 const SHARING: Duration = Duration::from_millis(20);
+/// Most processes without a stack that are remembered after their end.
+const MAX_SHED: usize = 10_000;
 /// Most names of threads that are kept.
 const MAX_THREAD_NAMES: usize = 1 << 16;
 
@@ -36,6 +38,8 @@ pub struct Pending {
     /// When it appeared, nanoseconds of `CLOCK_MONOTONIC`; `None` if it was there before.
     since: Option<u64>,
     parent: Option<u32>,
+    /// Its name before it executed the program, if it is known.
+    comm: String,
     /// The image whose memory it shares.
     sharing: Option<u32>,
     named: bool,
@@ -54,6 +58,7 @@ impl Pending {
             number,
             since,
             parent: None,
+            comm: String::new(),
             sharing: None,
             named: false,
             first: false,
@@ -100,12 +105,11 @@ impl Session {
         let unseen = Duration::from_nanos(monotonic_now().saturating_sub(time));
         let Some(parent) = self.traced.get(&parent_number) else { return Ok(()) };
         let mut forked = Traced::forked(process, parent, monotonic_now());
-        if !self.is_image_of(image, child) {
-            // It executes another program by now, and what was read may be that one's.
+        if !self.is_image_of(image, child) || !forked.process.is_alive() {
+            // It has ended or executes another program by now, and what was read may be nothing, or that one's.
             forked.borrow_names(parent);
         }
         forked.since = self.since();
-        let before = self.tracer.page_records(image);
         let number = match attached.and_then(|()| self.adopt(forked, Some(image))) {
             Ok(number) => number,
             Err(error) => {
@@ -118,7 +122,7 @@ impl Session {
         if let Some(forked) = self.traced.get_mut(&number) {
             forked.unseen = Some(unseen);
             if let Some(memory) = &mut forked.memory
-                && let Err(error) = memory.begin_forked(&forked.process, &before?)
+                && let Err(error) = memory.begin_forked(&forked.process, || self.tracer.page_records(number))
             {
                 tracing::debug!("process {child}: {error}");
             }
@@ -156,6 +160,7 @@ impl Session {
         // One that executes a program before the one that it executed before was attached is still what it was.
         for old in self.pending.extract_if(.., |pending| pending.pid == pid).filter(|old| old.sharing.is_none()) {
             (pending.named, pending.first, pending.parent) = (old.named, old.first, old.parent);
+            pending.comm = old.comm;
             unattached = old.number;
         }
         if let Some(old) = old
@@ -168,6 +173,7 @@ impl Session {
                     return Ok(true);
                 }
                 traced.state = State::Executed;
+                pending.comm = traced.process.comm().to_owned();
                 pending.named = traced.named;
                 pending.parent = traced.parent;
                 pending.first = old == self.first;
@@ -176,6 +182,7 @@ impl Session {
                 self.unswept.push(old);
             } else {
                 pending.parent = Some(traced.process.pid());
+                pending.comm = traced.process.comm().to_owned();
                 self.tracer.detach_reach(Reach { pid: NonZeroU32::new(pid), image: old });
             }
             self.numbers.remove(&pid);
@@ -220,7 +227,13 @@ impl Session {
         let due: Vec<Pending> = due;
         for mut pending in due {
             match self.try_one(&pending) {
-                Ok(()) => {}
+                Ok(true) => {}
+                Ok(false) => {
+                    pending.due = Instant::now() + FIRST_PAUSE;
+                    if Instant::now() < pending.until {
+                        self.pending.push(pending);
+                    }
+                }
                 Err(error) if pending.sharing.is_some() => tracing::debug!("process {}: {error:#}", pending.pid),
                 Err(error) if Instant::now() < pending.until && is_alive(pending.pid) => {
                     tracing::debug!("process {} can't be traced yet: {error:#}", pending.pid);
@@ -229,8 +242,9 @@ impl Session {
                     self.pending.push(pending);
                 }
                 Err(error) => {
-                    let comm = fs::read_to_string(format!("/proc/{}/comm", pending.pid)).unwrap_or_default();
-                    let missing = attach::missing(pending.pid, comm.trim_end_matches('\n').to_owned(), &error);
+                    let comm = fs::read_to_string(format!("/proc/{}/comm", pending.pid))
+                        .map_or_else(|_| pending.comm.clone(), |comm| comm.trim_end_matches('\n').to_owned());
+                    let missing = attach::missing(pending.pid, comm, &error);
                     if pending.named {
                         eprintln!("memtrace: process {} is not traced any more: {error:#}", pending.pid);
                     }
@@ -242,23 +256,23 @@ impl Session {
         Ok(())
     }
 
-    fn try_one(&mut self, pending: &Pending) -> anyhow::Result<()> {
+    /// Tries to attach a process; false if it has to wait for a message.
+    fn try_one(&mut self, pending: &Pending) -> anyhow::Result<bool> {
         if let Some(image) = pending.sharing {
-            return self.attach_sharing(pending.pid, image);
+            return self.attach_sharing(pending.pid, image).map(|()| true);
         }
         let process = Process::open(pending.pid)?;
         if let Some(number) = pending.number
             && self.traced.contains_key(&number)
         {
-            return Ok(());
+            return Ok(true);
         }
         let mut traced = attach::look(process, self.probes, &self.options.custom, false)?;
         if let Some(number) = pending.number
             && !self.is_image_of(number, pending.pid)
         {
             // It has executed yet another program, and the message of that is on its way.
-            self.unswept.push(number);
-            return Ok(());
+            return Ok(false);
         }
         traced.named = pending.named;
         traced.parent = pending.parent;
@@ -267,14 +281,13 @@ impl Session {
         if self.first == 0 {
             self.first = number;
         }
-        let records = self.tracer.page_records(number)?;
-        let Some(traced) = self.traced.get_mut(&number) else { return Ok(()) };
+        let Some(traced) = self.traced.get_mut(&number) else { return Ok(true) };
         if let Some(since) = pending.since {
             traced.unseen = Some(Duration::from_nanos(monotonic_now().saturating_sub(since)));
         }
         if let Some(memory) = &mut traced.memory {
             // What a new program has touched by now counts, if its faults were recorded.
-            if let Err(error) = memory.begin_forked(&traced.process, &records) {
+            if let Err(error) = memory.begin_forked(&traced.process, || self.tracer.page_records(number)) {
                 tracing::debug!("process {}: {error}", pending.pid);
             }
             memory.inherited = None;
@@ -286,7 +299,7 @@ impl Session {
         } else {
             tracing::info!("tracing {comm:?} (pid {pid}) too");
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Attaches to a process that shares the memory of the image `number`, of another process: probes reach one process.
@@ -370,6 +383,7 @@ impl Session {
                 memory.end(&traced.process);
             }
         }
+        self.awaits_command = false;
         self.end(self.first)
     }
 
@@ -378,9 +392,9 @@ impl Session {
         !self.pending.is_empty() || self.traced.values().any(Traced::runs)
     }
 
-    /// Whether there is nothing left to trace.
+    /// Whether there is nothing left to trace. (The end of a command is told by who started it.)
     pub(super) fn is_over(&self) -> bool {
-        self.selection.is_none() && !self.goes_on()
+        self.selection.is_none() && !self.awaits_command && !self.goes_on()
     }
 
     /// Searches for processes that belong to the trace: one can be renamed or moved without a message.
@@ -434,11 +448,23 @@ impl Session {
         for number in gone {
             self.tracer.free_image(number);
             // Of one that recorded nothing, nothing has to be named.
-            if self.traced.get(&number).is_some_and(|traced| !traced.has_stacks && !traced.named) {
-                self.traced.remove(&number);
+            if self.traced.get(&number).is_some_and(|traced| !traced.has_stacks && !traced.named)
+                && let Some(traced) = self.traced.remove(&number)
+            {
+                self.shed(&traced);
             }
         }
         Ok(())
+    }
+
+    /// Keeps of a process that has ended that it was there.
+    fn shed(&mut self, traced: &Traced) {
+        if self.shed.len() < MAX_SHED {
+            let report = profile::Process { mappings: Vec::new(), names: NameSources::default(), ..traced.report() };
+            self.shed.push(report);
+        } else {
+            self.shed_more += 1;
+        }
     }
 
     /// A stack was recorded for the first time: its code has to be known, and its thread's name if that is asked for.

@@ -17,7 +17,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::monotonic_now;
 use crate::{
     collect::{attribution, inherited::Inherited, reconcile::Look, space::Space},
-    kernel::{Tracer, source::call::Calls},
+    kernel::{KernelError, Tracer, source::call::Calls},
     target::{
         Process, TargetError, mappings,
         pages::{self, PageRange, Pages, Rollup, Scan},
@@ -174,14 +174,20 @@ impl Memory {
         Ok(())
     }
 
-    /// The same for a process that was just forked, of whose pages `records` tells which it has touched by now: those it has not
-    /// inherited.
+    /// The same for a process that was just forked, of whose pages `records` tells, when it is asked, which it has touched by then:
+    /// those it has not inherited.
     ///
     /// # Errors
     /// As [`Self::begin`].
-    pub fn begin_forked(&mut self, process: &Process, records: &[(u64, Chunk)]) -> Result<(), TargetError> {
+    pub fn begin_forked(
+        &mut self,
+        process: &Process,
+        records: impl FnOnce() -> Result<Vec<(u64, Chunk)>, KernelError>,
+    ) -> anyhow::Result<()> {
         let before = Snapshot::take(process)?;
-        let inherited = without(&before.scan.ranges, attribution::records(records));
+        // After the look: a page that is seen there has its fault recorded by now.
+        let records = records()?;
+        let inherited = without(&before.scan.ranges, attribution::records(&records));
         let pages: u64 = inherited.iter().map(|range| u64::from(range.count)).sum();
         self.inherited = Some(pages.saturating_mul(PAGE));
         self.space.inherit(Inherited::new(&inherited, monotonic_now()));
