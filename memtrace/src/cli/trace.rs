@@ -216,7 +216,8 @@ async fn trace_command(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> 
             }
         }
     };
-    if end == TraceEnd::TargetExited && job.common.children {
+    let command_ended = end == TraceEnd::TargetExited;
+    if command_ended && job.common.children {
         // What it forked can go on without it.
         session.end_first()?;
         command.go_on();
@@ -231,7 +232,7 @@ async fn trace_command(job: &Job, outputs: Outputs) -> anyhow::Result<ExitCode> 
     }
     let (named, complete) = report(job, finished?, outputs)?;
     eprintln!("{}", summary(&named));
-    if end != TraceEnd::TargetExited {
+    if end != TraceEnd::TargetExited && !command_ended {
         eprintln!("memtrace: the command goes on; waiting for its end");
     }
     let status = Command::wait(command, &mut interrupt).await?;

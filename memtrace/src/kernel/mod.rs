@@ -5,6 +5,7 @@
 //! - `object`: the embedded eBPF object file;
 //! - `btf`: where members of the kernel's structures are;
 //! - `preempt`: keeps threads off the stacks of programs that are preempted;
+//! - `closer`: closes links;
 //! - [`budget`]: memory budget to table sizes;
 //! - [`code`]: unwind tables;
 //! - `processes`: the traced processes and their code mappings, for which `segments` keeps what is free;
@@ -19,6 +20,7 @@
 
 mod btf;
 pub mod budget;
+mod closer;
 pub mod code;
 pub mod feature;
 pub mod hazard;

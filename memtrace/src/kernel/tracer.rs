@@ -5,7 +5,6 @@ use std::{
     io, mem,
     num::NonZeroU32,
     os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd},
-    thread,
     time::Duration,
 };
 
@@ -28,6 +27,7 @@ use memtrace_common::{
 use super::{
     btf,
     budget::Budget,
+    closer::{self, Closer},
     code::CodeTables,
     missed,
     multi::{self, MultiLoader},
@@ -187,6 +187,7 @@ pub struct Tracer {
     multi_programs: HashMap<&'static str, OwnedFd>,
     pub(super) code: CodeTables,
     pub(super) processes: Processes,
+    closer: Closer<(Reach, AttachedLink)>,
 }
 
 /// A link held apart from its program, so that all of them can be closed at a time.
@@ -200,18 +201,8 @@ pub(super) enum AttachedLink {
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        close_links(&mut self.links);
+        self.close_links();
     }
-}
-
-/// Closes all links at a time. Each close waits for a grace period of the kernel (about 0.1 s each when one follows
-/// another, measured on Linux 6.18); those that wait together share one.
-fn close_links(links: &mut Vec<(Reach, AttachedLink)>) {
-    thread::scope(|scope| {
-        for link in links.drain(..) {
-            scope.spawn(move || drop(link));
-        }
-    });
 }
 
 impl Tracer {
@@ -282,6 +273,7 @@ impl Tracer {
             ebpf,
             budget,
             processes: Processes::new(memory, length, lists),
+            closer: Closer::default(),
             links: Vec::new(),
             multi,
             multi_programs: HashMap::new(),
@@ -333,11 +325,13 @@ impl Tracer {
     fn detach_those(&mut self, is_it: impl Fn(Reach) -> bool) {
         let (gone, kept) = mem::take(&mut self.links).into_iter().partition(|(reach, _)| is_it(*reach));
         self.links = kept;
-        let mut gone: Vec<_> = gone;
-        if !gone.is_empty() {
-            // It takes a grace period, which nobody has to wait for.
-            thread::spawn(move || close_links(&mut gone));
-        }
+        // It takes a grace period, which nobody has to wait for.
+        self.closer.close(gone);
+    }
+
+    fn close_links(&mut self) {
+        closer::close(self.links.drain(..));
+        self.closer.finish();
     }
 
     /// Starts recording, for all probes at once.
@@ -362,7 +356,7 @@ impl Tracer {
     /// The control map can't be written.
     pub fn detach(&mut self) -> Result<(), KernelError> {
         self.stop()?;
-        close_links(&mut self.links);
+        self.close_links();
         Ok(())
     }
 

@@ -86,6 +86,14 @@ pub fn lines(coverage: &Coverage) -> Vec<(&'static str, String)> {
         lines.push(("missed", format!("{missed}: every total is a lower bound")));
         lines.extend(reasons(coverage));
     }
+    if let Some((processes, longest)) = coverage.unseen {
+        let line = format!(
+            "the first calls of {}, for {} at most: every total is a lower bound",
+            units::counted_as(processes, "process", "processes"),
+            units::delay(longest)
+        );
+        lines.push(("unseen", line));
+    }
     lines
 }
 

@@ -44,6 +44,8 @@ pub struct Coverage {
     pub events: Events,
     /// Every non-zero loss.
     pub losses: Vec<LossLine>,
+    /// Of how many processes the first calls were not seen, and for how long at most.
+    pub unseen: Option<(u64, Duration)>,
     /// Whether blocks are missing from the totals, or processes, so that every total is a lower bound.
     pub lower_bound: bool,
     /// Number of distinct recorded stacks.
@@ -170,6 +172,18 @@ pub fn is_lower_bound(profile: &NamedProfile) -> bool {
     profile.losses.iter().any(|(loss, count)| count.count != 0 && loss.lowers_totals())
         || profile.processes.iter().any(is_missed)
         || profile.missed_more > 0
+        || unseen(profile).is_some()
+}
+
+/// Of how many processes the first calls were not seen, and for how long at most; `None` if of none, or if calls are not what the
+/// profile is about.
+fn unseen(profile: &NamedProfile) -> Option<(u64, Duration)> {
+    if !matches!(profile.subject, Subject::Heap | Subject::Touched) {
+        return None;
+    }
+    let unseen = profile.processes.iter().filter(|process| !is_missed(process)).filter_map(|process| process.unseen);
+    let unseen: Vec<Duration> = unseen.filter(|unseen| !unseen.is_zero()).collect();
+    Some((unseen.len() as u64, unseen.iter().max().copied()?))
 }
 
 /// Collects the coverage of `profile`.
@@ -203,6 +217,7 @@ pub fn coverage(profile: &NamedProfile) -> Coverage {
         everywhere: profile.everywhere,
         attached_late: profile.attached_late.clone(),
         events: profile.events,
+        unseen: unseen(profile),
         lower_bound: is_lower_bound(profile),
         losses,
         stacks: profile.stacks.iter().fold(0, |sum, stack| sum.saturating_add(stack.recorded)),

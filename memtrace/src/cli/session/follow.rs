@@ -120,7 +120,7 @@ impl Session {
             }
         };
         if let Some(forked) = self.traced.get_mut(&number) {
-            forked.unseen = Some(unseen);
+            forked.unseen = (!self.options.unfiltered).then_some(unseen);
             if let Some(memory) = &mut forked.memory
                 && let Err(error) = memory.begin_forked(&forked.process, || self.tracer.page_records(number))
             {
@@ -282,7 +282,8 @@ impl Session {
             self.first = number;
         }
         let Some(traced) = self.traced.get_mut(&number) else { return Ok(true) };
-        if let Some(since) = pending.since {
+        // Probes that reach every process reach a traced one's new program too.
+        if let Some(since) = pending.since.filter(|_| !(self.options.unfiltered && pending.number.is_some())) {
             traced.unseen = Some(Duration::from_nanos(monotonic_now().saturating_sub(since)));
         }
         if let Some(memory) = &mut traced.memory {
@@ -322,7 +323,12 @@ impl Session {
         for pending in &mut self.pending {
             pending.due = Instant::now();
         }
-        self.try_pending()
+        self.try_pending()?;
+        if let Some(traced) = self.traced.get_mut(&self.first) {
+            // It was held all the time.
+            traced.unseen = None;
+        }
+        Ok(())
     }
 
     /// The first thread of a process has ended: the process may have.
