@@ -6,6 +6,7 @@ use std::{
     fs::File,
     os::fd::AsRawFd as _,
     path::PathBuf,
+    rc::Rc,
 };
 
 use crate::{
@@ -32,7 +33,7 @@ pub struct Modules {
     /// Most that there was no room for at any time.
     left_out: u64,
     /// Files by identity; `None` for those that could not be opened.
-    files: HashMap<FileKey, Option<Module>>,
+    files: HashMap<FileKey, Option<Rc<Module>>>,
     /// Their identities in the order in which they were opened.
     opened: Vec<FileKey>,
     /// Those in force when the map was last read.
@@ -45,7 +46,7 @@ pub struct Modules {
     root: Option<Root>,
     /// What it wrote about its generated code.
     perf_map: Option<File>,
-    vdso: Option<File>,
+    vdso: Option<Rc<File>>,
 }
 
 /// Moments at which a library may have come and gone between two reads of the memory map, so that it was in neither.
@@ -117,6 +118,21 @@ impl Modules {
         Ok(self.current != self.before)
     }
 
+    /// What a process has at its fork: the mappings that are in force in the one that forked it. The child itself may be another
+    /// program by now, with other code at the same addresses.
+    pub fn forked(&self) -> Self {
+        let mut forked = Self { files: self.files.clone(), vdso: self.vdso.clone(), ..Self::default() };
+        forked.opened.clone_from(&self.opened);
+        for mapping in &self.current {
+            if let Some(seen) = self.known.get(mapping).and_then(|position| self.seen.get(*position)) {
+                forked.known.insert(mapping.clone(), forked.seen.len());
+                forked.seen.push(seen.clone());
+            }
+        }
+        forked.current.clone_from(&self.current);
+        forked
+    }
+
     /// To be called after [`Self::refresh`], with how often the loader has reported a change of its list of libraries since
     /// the call before (twice for every call of dlopen or dlclose that has an effect), and whether libraries were removed.
     pub fn note_loader(&mut self, reports: u64, removed: bool) {
@@ -176,14 +192,14 @@ impl Modules {
         if mapping.has_file() {
             let file = self.files.entry(mapping.file).or_insert_with(|| {
                 self.opened.push(mapping.file);
-                Module::open(process, mapping).ok()
+                Module::open(process, mapping).ok().map(Rc::new)
             });
-            return file.as_ref().map(Module::path);
+            return file.as_ref().map(|module| module.path());
         }
         if mapping.is_vdso() && self.vdso.is_none() {
-            self.vdso = generated::vdso(process, mapping).ok();
+            self.vdso = generated::vdso(process, mapping).ok().map(Rc::new);
         }
-        self.vdso.as_ref().filter(|_| mapping.is_vdso()).map(descriptor)
+        self.vdso.as_deref().filter(|_| mapping.is_vdso()).map(descriptor)
     }
 
     /// The mappings of code in force when the map was last read, by address.
@@ -193,7 +209,7 @@ impl Modules {
 
     /// The file behind mappings with this identity.
     pub fn module(&self, key: FileKey) -> Option<&Module> {
-        self.files.get(&key)?.as_ref()
+        self.files.get(&key)?.as_deref()
     }
 
     /// Whether `address` lies in code seen so far.

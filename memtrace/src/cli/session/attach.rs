@@ -112,6 +112,8 @@ impl Session {
             first: 0,
             pending: Vec::new(),
             missed: Vec::new(),
+            missed_images: HashMap::new(),
+            missed_modules: Vec::new(),
             missed_more: 0,
             selection,
             sites: Sites::default(),
@@ -133,7 +135,7 @@ impl Session {
             next_end: None,
         };
         for process in missed {
-            session.miss(process);
+            session.miss(process, 0);
         }
         for traced in found {
             let (pid, comm) = (traced.process.pid(), traced.process.comm().to_owned());
@@ -141,7 +143,7 @@ impl Session {
                 Ok(number) if session.first == 0 => session.first = number,
                 Ok(_) => {}
                 Err(error) if named => return Err(error),
-                Err(error) => session.miss(missing(pid, comm, &error)),
+                Err(error) => session.miss(missing(pid, comm, &error), 0),
             }
         }
         Ok(session)
@@ -208,12 +210,15 @@ impl Session {
         Ok(())
     }
 
-    /// Remembers a process that could not be traced.
-    pub(super) fn miss(&mut self, process: profile::Process) {
+    /// Remembers a process that could not be traced; its image has `number`, or 0 if nothing can have been recorded of it.
+    pub(super) fn miss(&mut self, process: profile::Process, number: u32) {
         if let ProcessState::Missed { reason } = &process.state {
             tracing::info!("process {} ({:?}) is not traced: {reason}", process.pid, process.comm);
         }
         if self.missed.len() < MAX_MISSED {
+            if number != 0 {
+                self.missed_images.insert(number, self.missed.len());
+            }
             self.missed.push(process);
         } else {
             self.missed_more += 1;

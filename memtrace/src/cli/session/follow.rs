@@ -10,7 +10,7 @@ use std::{
 use super::{HOUSEKEEPING, OnExec, Probes, Session, Traced, attach, monotonic_now, traced::State};
 use crate::{
     kernel::{Scope, source::uprobe::Reach},
-    profile::{self, Amount},
+    profile::{self, Amount, ProcessState},
     target::Process,
 };
 
@@ -24,6 +24,8 @@ const ENDING: Duration = Duration::from_millis(5);
 const SEARCH: Duration = Duration::from_secs(2);
 /// Time after which a child still shares its parent's memory that is to be probed: those of vfork have executed a program by then.
 const SHARING: Duration = Duration::from_millis(20);
+/// Command name of a process that has ended before it was looked at.
+const UNKNOWN: &str = "[unknown]";
 /// Most names of threads that are kept.
 const MAX_THREAD_NAMES: usize = 1 << 16;
 
@@ -90,7 +92,14 @@ impl Session {
         let parent_pid = parent.process.pid();
         let comm = parent.process.comm().to_owned();
         let Ok(process) = Process::open(child) else {
-            self.miss(profile::Process { parent: Some(parent_pid), ..attach::ended(child, comm) });
+            // What was recorded of it happened in its parent's code.
+            let modules = parent.modules.forked();
+            let (mappings, names) = (modules.mappings().to_vec(), modules.name_sources());
+            let missed = profile::Process { parent: Some(parent_pid), mappings, names, ..attach::ended(child, comm) };
+            self.miss(missed, image);
+            if self.missed_images.contains_key(&image) {
+                self.missed_modules.push(modules);
+            }
             self.unswept.push(image);
             return Ok(());
         };
@@ -101,7 +110,7 @@ impl Session {
             Ok(number) => number,
             Err(error) => {
                 let missing = attach::missing(child, comm, &error);
-                self.miss(profile::Process { parent: Some(parent_pid), ..missing });
+                self.miss(profile::Process { parent: Some(parent_pid), ..missing }, image);
                 return Ok(());
             }
         };
@@ -124,7 +133,8 @@ impl Session {
             Scope::Any => Some(self.first),
             Scope::One(_) | Scope::Several => self.numbers.get(&pid).copied(),
         };
-        let mut pending = Pending::new(pid, Some(number), Some(time));
+        // Without room for it, it is one that has just appeared.
+        let mut pending = Pending::new(pid, Some(number).filter(|number| *number != 0), Some(time));
         let mut unattached = None;
         // One that executes a program before the one that it executed before was attached is still what it was.
         for old in self.pending.extract_if(.., |pending| pending.pid == pid).filter(|old| old.sharing.is_none()) {
@@ -154,10 +164,15 @@ impl Session {
             self.numbers.remove(&pid);
         }
         if let Some(old) = unattached {
+            let reason = "it executed another program before its probes were in place".to_owned();
+            let process = profile::Process::new(pid, UNKNOWN.to_owned());
+            let process =
+                profile::Process { state: ProcessState::Missed { reason }, parent: pending.parent, ..process };
+            self.miss(process, old);
             self.forget(None, old);
         }
         let belongs = self.selection.as_ref().is_none_or(|selection| selection.matches(pid));
-        if number == 0 || !belongs {
+        if !belongs {
             self.forget(NonZeroU32::new(pid), number);
             return Ok(false);
         }
@@ -202,12 +217,11 @@ impl Session {
                     self.pending.push(pending);
                 }
                 Err(error) => {
-                    let comm = fs::read_to_string(format!("/proc/{}/comm", pending.pid)).unwrap_or_default();
-                    let missing = attach::missing(pending.pid, comm.trim_end_matches('\n').to_owned(), &error);
+                    let missing = attach::missing(pending.pid, comm_of(pending.pid), &error);
                     if pending.named {
                         eprintln!("memtrace: process {} is not traced any more: {error:#}", pending.pid);
                     }
-                    self.miss(profile::Process { parent: pending.parent, ..missing });
+                    self.miss(profile::Process { parent: pending.parent, ..missing }, pending.number.unwrap_or(0));
                     self.forget(NonZeroU32::new(pending.pid), pending.number.unwrap_or(0));
                 }
             }
@@ -440,6 +454,12 @@ impl Session {
 fn thread_name(pid: u32, thread: u32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/task/{thread}/comm")).ok()?;
     Some(String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned())
+}
+
+fn comm_of(pid: u32) -> String {
+    let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let comm = String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(&comm)).into_owned();
+    if comm.is_empty() { UNKNOWN.to_owned() } else { comm }
 }
 
 fn is_alive(pid: u32) -> bool {

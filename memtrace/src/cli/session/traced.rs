@@ -125,11 +125,10 @@ impl Traced {
 
     /// A process that another one has just forked: what was found there is in it too.
     pub fn forked(process: Process, parent: &Self, now: u64) -> Self {
-        let mut modules = Modules::default();
-        if let Err(error) = modules.refresh(&process) {
-            tracing::debug!("process {}: {error}", process.pid());
-        }
-        let mut forked = Self::with(process, Rc::clone(&parent.discovery), modules, now);
+        let process = process.named_as_forked_by(&parent.process);
+        let mut forked = Self::with(process, Rc::clone(&parent.discovery), parent.modules.forked(), now);
+        // It may have loaded something by now.
+        forked.refresh_wanted = true;
         forked.parent = Some(parent.process.pid());
         forked
     }
