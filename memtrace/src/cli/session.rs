@@ -164,6 +164,10 @@ pub struct Session {
     pending: Vec<Pending>,
     /// Processes that could not be traced.
     missed: Vec<profile::Process>,
+    /// Their positions, by the numbers of their images: something may have been recorded of them.
+    missed_images: HashMap<u32, usize>,
+    /// What their names come from.
+    missed_modules: Vec<Modules>,
     /// Those of them that found no room there.
     missed_more: u64,
     /// Which processes belong to it that appear later, if any.

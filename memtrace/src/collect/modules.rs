@@ -6,6 +6,7 @@ use std::{
     fs::File,
     os::fd::AsRawFd as _,
     path::PathBuf,
+    rc::Rc,
 };
 
 use crate::{
@@ -49,7 +50,7 @@ pub struct Modules {
     root: Option<Root>,
     /// What it wrote about its generated code.
     perf_map: Option<File>,
-    vdso: Option<File>,
+    vdso: Option<Rc<File>>,
 }
 
 /// Moments at which a library may have come and gone between two reads of the memory map, so that it was in neither.
@@ -122,6 +123,26 @@ impl Modules {
         }
         self.open_perf_map(process);
         Ok(self.current != self.before)
+    }
+
+    /// What a process has at its fork: the mappings that are in force in the one that forked it. The child itself may be another
+    /// program by now, with other code at the same addresses.
+    pub fn forked(&self) -> Self {
+        let mut forked = Self {
+            files: self.files.clone(),
+            problems: self.problems.clone(),
+            vdso: self.vdso.clone(),
+            ..Self::default()
+        };
+        forked.opened.clone_from(&self.opened);
+        for mapping in &self.current {
+            if let Some(seen) = self.known.get(mapping).and_then(|position| self.seen.get(*position)) {
+                forked.known.insert(mapping.clone(), forked.seen.len());
+                forked.seen.push(seen.clone());
+            }
+        }
+        forked.current.clone_from(&self.current);
+        forked
     }
 
     /// To be called after [`Self::refresh`], with how often the loader has reported a change of its list of libraries since
@@ -200,12 +221,12 @@ impl Modules {
                     }
                 }
             });
-            return file.as_ref().map(Module::path);
+            return file.as_ref().map(|module| module.path());
         }
         if mapping.is_vdso() && self.vdso.is_none() {
-            self.vdso = generated::vdso(process, mapping).ok();
+            self.vdso = generated::vdso(process, mapping).ok().map(Rc::new);
         }
-        self.vdso.as_ref().filter(|_| mapping.is_vdso()).map(descriptor)
+        self.vdso.as_deref().filter(|_| mapping.is_vdso()).map(descriptor)
     }
 
     /// The mappings of code in force when the map was last read, by address.

@@ -120,6 +120,14 @@ impl Process {
         &self.comm
     }
 
+    /// Takes over the name of a process that has forked this one, if this one is another program by now.
+    pub fn named_as_forked_by(mut self, parent: &Self) -> Self {
+        if self.exe != parent.exe {
+            self.comm.clone_from(&parent.comm);
+        }
+        self
+    }
+
     /// Its effective user.
     pub fn uid(&self) -> u32 {
         self.uid

@@ -169,3 +169,47 @@ fn pages_and_mappings_of_children() {
         assert!(inherited >= 300 * PAGE, "{inherited}");
     }
 }
+
+/// What a child did before it executed another program keeps the names of the program that it was, though memtrace looks at it only
+/// later, when it has other code at the same addresses.
+#[test]
+fn a_child_that_becomes_another_before_it_is_looked_at() {
+    let _turn = turn();
+    for command in ["pgfaultstacks", "mmapstacks"] {
+        let mut told = Told::start(Fixture::TargetsAlpha);
+        let pid = told.pid();
+        let mut trace = Tracing::of(command, &["--by", "process", "--children", "-p", &pid.to_string()]);
+        trace.signal(libc::SIGSTOP);
+        let child = told.ask("fork");
+        told.tell("> touch b 200");
+        told.execute(&format!("> exec {}", Fixture::TargetsBeta.path().display()));
+        let lost = told.ask("> fork");
+        told.tell("> > touch a 30");
+        told.tell("> > end");
+        told.tell("> wait");
+        // One that has become nothing but itself.
+        let ended = told.ask("fork");
+        told.tell("> touch a 60");
+        told.tell("> end");
+        told.tell("wait");
+        trace.signal(libc::SIGCONT);
+        trace.wait_until_said(&format!("tracing \"targets-beta\" (pid {child}) too"));
+        told.tell("touch a 50");
+        let report = trace.interrupt();
+        let pages = |function, pages: u64| (function, pages * PAGE, if command == "mmapstacks" { 1 } else { pages });
+        let mut expected = held(&[
+            ("targets-alpha", pid, &[pages("alpha_touch_a", 50)]),
+            ("targets-alpha", child, &[pages("alpha_touch_b", 200)]),
+        ]);
+        if command == "pgfaultstacks" {
+            expected.extend(held(&[("targets-alpha", ended, &[pages("alpha_touch_a", 60)])]));
+        }
+        // What another's code is called is not known, and not guessed.
+        assert_eq!(report.all, expected, "{command}: {:#?}", report.foreign);
+        assert_eq!(report.live, held(&[("targets-alpha", pid, &[pages("alpha_touch_a", 50)])]), "{command}");
+        for pid in [ended, lost] {
+            assert_eq!(report.processes(pid)[0]["state"], "missed");
+        }
+        assert_eq!(report.json["lower_bound"], true);
+    }
+}

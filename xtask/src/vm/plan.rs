@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 pub const FILE: &str = "/plan.json";
 
 /// Tests that do not run in the machine, by the beginning of their names, and why.
-const LEFT_OUT: [(&str, &str); 48] = [
+const LEFT_OUT: [(&str, &str); 55] = [
     ("e2e support::", NO_KERNEL),
     ("e2e allocators::", LIBRARIES),
     ("e2e real_", LIBRARIES),
@@ -55,17 +55,26 @@ const LEFT_OUT: [(&str, &str); 48] = [
     ("e2e stacks_bounds::", NO_KERNEL),
     ("e2e stacks_late::", "slow: millions of calls"),
     ("e2e stacks_loader::", OTHERS_DO),
+    ("e2e targets_chosen::", "control groups and namespaces that are not set up there"),
+    ("e2e targets_filter::probes_in_all", OTHERS_DO),
+    ("e2e targets_life::a_process_that_executes_itself", "slow: a hundred programs"),
+    ("e2e targets_life::a_command_that_goes_on", OTHERS_DO),
+    ("e2e targets_servers::", LIBRARIES),
+    ("e2e targets_split::threads", NO_KERNEL),
+    ("e2e targets::", NO_KERNEL),
     ("e2e rules::as_many_calls", "slow: millions of calls"),
     ("e2e rules::an_address_freed_by_one_thread", "slow: hundreds of thousands of calls"),
     ("e2e rules::thousands_of_short_threads", "slow: thousands of threads"),
 ];
 
 /// Of those, the ones that do run, by the beginning of their names.
-const KEPT: [&str; 4] = [
+const KEPT: [&str; 6] = [
     "e2e pages::writes_by_many_paths_and",
     "e2e pages::pages_moved_by_mremap",
     "e2e pages_life::children_are_followed",
     "e2e space::ranges_",
+    "e2e targets::code_of_two",
+    "e2e targets_chosen::a_process_that_a_filter",
 ];
 
 /// Reasons.

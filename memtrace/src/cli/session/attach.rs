@@ -112,6 +112,8 @@ impl Session {
             first: 0,
             pending: Vec::new(),
             missed: Vec::new(),
+            missed_images: HashMap::new(),
+            missed_modules: Vec::new(),
             missed_more: 0,
             selection,
             sites: Sites::default(),
@@ -136,7 +138,7 @@ impl Session {
             next_end: None,
         };
         for process in missed {
-            session.miss(process);
+            session.miss(process, 0);
         }
         for traced in found {
             let (pid, comm) = (traced.process.pid(), traced.process.comm().to_owned());
@@ -144,7 +146,7 @@ impl Session {
                 Ok(number) if session.first == 0 => session.first = number,
                 Ok(_) => {}
                 Err(error) if named => return Err(error),
-                Err(error) => session.miss(missing(pid, comm, &error)),
+                Err(error) => session.miss(missing(pid, comm, &error), 0),
             }
         }
         Ok(session)
@@ -163,11 +165,7 @@ impl Session {
         if self.options.unwind != Unwind::FramePointers {
             self.unwinding.prepare(&traced.process, &traced.modules);
         }
-        let handed = if traced.borrowed.is_some() {
-            Ok(())
-        } else {
-            self.unwinding.hand_over(&mut self.tracer, number, &traced.modules)
-        };
+        let handed = self.unwinding.hand_over(&mut self.tracer, number, &traced.modules);
         let attached = handed.map_err(Into::into).and_then(|()| self.attach_probes(&mut traced));
         if let Err(error) = attached {
             self.forget(tgid, number);
@@ -215,8 +213,8 @@ impl Session {
         Ok(())
     }
 
-    /// Remembers a process that could not be traced.
-    pub(super) fn miss(&mut self, process: profile::Process) {
+    /// Remembers a process that could not be traced; its image has `number`, or 0 if nothing can have been recorded of it.
+    pub(super) fn miss(&mut self, process: profile::Process, number: u32) {
         if let ProcessState::Missed { reason } = &process.state {
             tracing::info!("process {} ({:?}) is not traced: {reason}", process.pid, process.comm);
         }
@@ -226,6 +224,9 @@ impl Session {
             return;
         }
         if self.missed.len() < MAX_MISSED {
+            if number != 0 {
+                self.missed_images.insert(number, self.missed.len());
+            }
             self.missed.push(process);
         } else {
             self.missed_more += 1;

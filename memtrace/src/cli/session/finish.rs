@@ -89,8 +89,10 @@ impl Session {
             records.insert(number, *record);
         })?;
         let totals = self.tracer.totals(self.tracer.stack_count()?)?;
-        let tables = Tables { records, totals, blocks: self.live_blocks()?, now, duration };
+        let mut tables = Tables { records, totals, blocks: self.live_blocks()?, now, duration };
         let (owners, processes, threads) = self.report(&tables)?;
+        // Of others it is not known what the addresses mean.
+        tables.records.retain(|_, record| owners.processes.contains_key(&record.process));
         let mut losses = self.losses()?;
         if ask.subject == Subject::Heap {
             // They concern what RSS consists of, and are said there.
@@ -135,7 +137,7 @@ impl Session {
             unwinding,
             memory,
         };
-        let modules = self.traced.into_values().map(|traced| traced.modules).collect();
+        let modules = self.traced.into_values().map(|traced| traced.modules).chain(self.missed_modules).collect();
         Ok(Finished { profile, modules, imbalances })
     }
 
@@ -155,6 +157,9 @@ impl Session {
                 "{} more processes ended of which no stack was recorded; they are not listed",
                 self.shed_more
             );
+        }
+        for (number, position) in &self.missed_images {
+            owners.processes.insert(*number, processes.len() + position);
         }
         processes.extend(self.missed.iter().cloned());
         // Calls whose stacks found no room are of nobody in particular.

@@ -10,7 +10,7 @@ use std::{
 use super::{HOUSEKEEPING, OnExec, Probes, Session, Traced, attach, monotonic_now, traced::State};
 use crate::{
     kernel::{Scope, source::uprobe::Reach},
-    profile::{self, Amount, NameSources},
+    profile::{self, Amount, NameSources, ProcessState},
     target::Process,
 };
 
@@ -26,6 +26,8 @@ const SEARCH: Duration = Duration::from_secs(2);
 const SHARING: Duration = Duration::from_millis(20);
 /// Most processes without a stack that are remembered after their end.
 const MAX_SHED: usize = 10_000;
+/// Command name of a process that has ended before it was looked at.
+const UNKNOWN: &str = "[unknown]";
 /// Most names of threads that are kept.
 const MAX_THREAD_NAMES: usize = 1 << 16;
 
@@ -58,7 +60,7 @@ impl Pending {
             number,
             since,
             parent: None,
-            comm: String::new(),
+            comm: UNKNOWN.to_owned(),
             sharing: None,
             named: false,
             first: false,
@@ -96,7 +98,14 @@ impl Session {
         let parent_pid = parent.process.pid();
         let comm = parent.process.comm().to_owned();
         let Ok(process) = Process::open(child) else {
-            self.miss(profile::Process { parent: Some(parent_pid), ..attach::ended(child, comm) });
+            // What was recorded of it happened in its parent's code.
+            let modules = parent.modules.forked();
+            let (mappings, names) = (modules.mappings().to_vec(), modules.name_sources());
+            let missed = profile::Process { parent: Some(parent_pid), mappings, names, ..attach::ended(child, comm) };
+            self.miss(missed, image);
+            if self.missed_images.contains_key(&image) {
+                self.missed_modules.push(modules);
+            }
             self.unswept.push(image);
             return Ok(());
         };
@@ -105,16 +114,12 @@ impl Session {
         let unseen = Duration::from_nanos(monotonic_now().saturating_sub(time));
         let Some(parent) = self.traced.get(&parent_number) else { return Ok(()) };
         let mut forked = Traced::forked(process, parent, monotonic_now());
-        if !self.is_image_of(image, child) || !forked.process.is_alive() {
-            // It has ended or executes another program by now, and what was read may be nothing, or that one's.
-            forked.borrow_names(parent);
-        }
         forked.since = self.since();
         let number = match attached.and_then(|()| self.adopt(forked, Some(image))) {
             Ok(number) => number,
             Err(error) => {
                 let missing = attach::missing(child, comm, &error);
-                self.miss(profile::Process { parent: Some(parent_pid), ..missing });
+                self.miss(profile::Process { parent: Some(parent_pid), ..missing }, image);
                 self.forget(NonZeroU32::new(child), image);
                 return Ok(());
             }
@@ -155,7 +160,8 @@ impl Session {
             Scope::Any => Some(self.first),
             Scope::One(_) | Scope::Several => self.numbers.get(&pid).copied(),
         };
-        let mut pending = Pending::new(pid, Some(number), Some(time));
+        // Without room for it, it is one that has just appeared.
+        let mut pending = Pending::new(pid, Some(number).filter(|number| *number != 0), Some(time));
         let mut unattached = None;
         // One that executes a program before the one that it executed before was attached is still what it was.
         for old in self.pending.extract_if(.., |pending| pending.pid == pid).filter(|old| old.sharing.is_none()) {
@@ -188,10 +194,15 @@ impl Session {
             self.numbers.remove(&pid);
         }
         if let Some(old) = unattached {
+            let reason = "it executed another program before its probes were in place".to_owned();
+            let process = profile::Process::new(pid, pending.comm.clone());
+            let process =
+                profile::Process { state: ProcessState::Missed { reason }, parent: pending.parent, ..process };
+            self.miss(process, old);
             self.forget(None, old);
         }
         let belongs = self.selection.as_ref().is_none_or(|selection| selection.matches(pid));
-        if number == 0 || !belongs {
+        if !belongs {
             self.forget(NonZeroU32::new(pid), number);
             return Ok(false);
         }
@@ -242,13 +253,12 @@ impl Session {
                     self.pending.push(pending);
                 }
                 Err(error) => {
-                    let comm = fs::read_to_string(format!("/proc/{}/comm", pending.pid))
-                        .map_or_else(|_| pending.comm.clone(), |comm| comm.trim_end_matches('\n').to_owned());
+                    let comm = comm_of(pending.pid).unwrap_or_else(|| pending.comm.clone());
                     let missing = attach::missing(pending.pid, comm, &error);
                     if pending.named {
                         eprintln!("memtrace: process {} is not traced any more: {error:#}", pending.pid);
                     }
-                    self.miss(profile::Process { parent: pending.parent, ..missing });
+                    self.miss(profile::Process { parent: pending.parent, ..missing }, pending.number.unwrap_or(0));
                     self.forget(NonZeroU32::new(pending.pid), pending.number.unwrap_or(0));
                 }
             }
@@ -511,6 +521,12 @@ impl Session {
 fn thread_name(pid: u32, thread: u32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/task/{thread}/comm")).ok()?;
     Some(String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned())
+}
+
+fn comm_of(pid: u32) -> Option<String> {
+    let comm = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let comm = String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(&comm)).into_owned();
+    (!comm.is_empty()).then_some(comm)
 }
 
 fn is_alive(pid: u32) -> bool {

@@ -17,7 +17,7 @@ use crate::{
     cli::{late::Late, sweeper::Sweeper},
     collect::modules::Modules,
     kernel::source::uprobe::AttachPoint,
-    profile::{self, NameSources, ProcessState},
+    profile::{self, ProcessState},
     target::{
         self, Discovery, Mapping, Module, Process,
         custom::{self, CustomError, Spec},
@@ -50,8 +50,6 @@ pub struct Traced {
     pub discovery: Rc<Discovery>,
     /// What was found there before.
     pub held: Vec<Rc<Discovery>>,
-    /// Mappings and sources of names that another process holds open.
-    pub borrowed: Option<(Vec<profile::Mapping>, NameSources)>,
     /// Where its probes are, and in which files.
     pub points: BTreeMap<Place, AttachPoint>,
     /// Where the probe on its loader is.
@@ -127,13 +125,12 @@ impl Traced {
 
     /// A process that another one has just forked: what was found there is in it too.
     pub fn forked(process: Process, parent: &Self, now: u64) -> Self {
-        let mut modules = Modules::default();
-        if let Err(error) = modules.refresh(&process) {
-            tracing::debug!("process {}: {error}", process.pid());
-        }
-        let mut forked = Self::with(process, Rc::clone(&parent.discovery), modules, now);
-        forked.held = parent.held.clone();
-        forked.points = parent.points.clone();
+        let process = process.named_as_forked_by(&parent.process);
+        let mut forked = Self::with(process, Rc::clone(&parent.discovery), parent.modules.forked(), now);
+        forked.held.clone_from(&parent.held);
+        forked.points.clone_from(&parent.points);
+        // It may have loaded something by now.
+        forked.refresh_wanted = true;
         forked.parent = Some(parent.process.pid());
         forked
     }
@@ -147,7 +144,6 @@ impl Traced {
             process,
             discovery,
             held: Vec::new(),
-            borrowed: None,
             points: BTreeMap::new(),
             hook_point: None,
             modules,
@@ -215,13 +211,6 @@ impl Traced {
         }
     }
 
-    /// Takes its parent's code mappings for its own: it had them when it was forked, and may have others now.
-    pub fn borrow_names(&mut self, parent: &Self) {
-        let report = parent.report();
-        self.modules = Modules::default();
-        self.borrowed = Some((report.mappings, report.names));
-    }
-
     /// Whether a mapping of code leads to a file that was not searched for an allocator.
     pub fn has_new_files(&self) -> bool {
         self.modules.code().any(|code| code.module.is_some() && !self.searched.contains(&code.mapping.file))
@@ -236,10 +225,6 @@ impl Traced {
     pub fn report(&self) -> profile::Process {
         let total = |rss: Rss| rss.anonymous + rss.file + rss.shared;
         let looks = self.memory.as_ref().and_then(Memory::looks);
-        let (mappings, names) = match &self.borrowed {
-            Some(borrowed) => borrowed.clone(),
-            None => (self.modules.mappings().to_vec(), self.modules.name_sources()),
-        };
         let rollups = looks.map(|(before, after)| (before.rollup.rss, after.rollup.rss));
         profile::Process {
             cgroup: self.cgroup.clone(),
@@ -251,8 +236,8 @@ impl Traced {
             },
             since: self.since,
             unseen: self.unseen,
-            mappings,
-            names,
+            mappings: self.modules.mappings().to_vec(),
+            names: self.modules.name_sources(),
             // What it had before it executed another program is not there any more, and the other is another entry.
             rss: if self.state == State::Executed {
                 None

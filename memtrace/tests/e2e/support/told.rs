@@ -240,7 +240,9 @@ fn holders(document: &Value, foreign: &mut Vec<String>) -> BTreeMap<Holder, Amou
         let pid = stack["process"]
             .as_u64()
             .map_or(0, |process| document["processes"][process as usize]["pid"].as_u64().expect("a pid"));
-        match frames.iter().find(|frame| is_told(frame)) {
+        // What the C library's code makes resident by being run is its own.
+        let of_others = document["subject"] == "faults" && !frames.last().is_some_and(|frame| is_told(frame));
+        match frames.iter().find(|frame| is_told(frame)).filter(|_| !of_others) {
             Some(function) => {
                 assert!(!frames[0].starts_with(TRUNCATED), "a cut path: {frames:?}");
                 let comm = stack["comm"].as_str().expect("a name").to_owned();
