@@ -131,7 +131,8 @@ pub fn begin(call: &Call) {
             Relation::Unclear => state.chain.walk.unclear = 1,
         }
     }
-    let unchanged = unwind::walk(state, &code, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
+    let unchanged =
+        unwind::walk(state, &code, &Start { pc: return_address, sp: call.sp + 8, fp: call.fp, bx: call.bx });
     if state.chain.walk.unclear != 0 {
         if leads_through(state) {
             // The stack in the state is not that of the pending call any more.
@@ -298,7 +299,9 @@ pub fn release(site: &Site, address: u64, sp: u64) {
     if !found {
         maps::count(if is_inherited(process, address) { Counter::FreesInherited } else { Counter::FreesUnknown });
     }
-    if site.repeats && let Some(state) = thread_state(thread) {
+    if site.repeats
+        && let Some(state) = thread_state(thread)
+    {
         // SAFETY: as in `begin`.
         unsafe { (*state).released = address };
     }

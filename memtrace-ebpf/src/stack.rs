@@ -41,8 +41,11 @@ pub fn number(state: &mut ThreadState, thread: u64, process: u32, site: u16, unc
     state.record.process = process;
     state.record.thread = if maps::by_thread() { thread as u32 } else { 0 };
     state.record.site = site;
-    let found =
-        if state.return_address == 0 { Err(Loss::StackUnreadable) } else { find((thread >> 32) as u32, &state.record, hash(&state.record)) };
+    let found = if state.return_address == 0 {
+        Err(Loss::StackUnreadable)
+    } else {
+        find((thread >> 32) as u32, &state.record, hash(&state.record))
+    };
     (state.stack, state.loss) = match found {
         Ok(number) => (number, 0),
         Err(loss) => (OVERFLOW_STACK, loss as u32 + 1),

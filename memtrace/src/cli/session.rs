@@ -243,6 +243,9 @@ impl Session {
         if self.probes == Probes::None {
             return if self.options.watch.faults { "page faults traced" } else { "system calls traced" }.to_owned();
         }
+        if self.sites.functions().is_empty() {
+            return "no function probed yet".to_owned();
+        }
         let mut modules: Vec<String> =
             self.sites.functions().iter().map(|function| format!("{:?}", function.module)).collect();
         modules.sort();
@@ -457,11 +460,8 @@ impl Session {
                 Some(EventKind::Fork) => {
                     self.forked(number, event.value as u32, (event.value >> 32) as u32, event.time)?
                 }
-                Some(EventKind::Exec) => {
-                    if self.executed(event.tgid, event.value as u32, event.time)? {
-                        return Ok(true);
-                    }
-                }
+                Some(EventKind::Exec) if self.executed(event.tgid, event.value as u32, event.time)? => return Ok(true),
+                Some(EventKind::Exec) => {}
                 Some(EventKind::Exit) => self.ending(event.tgid),
                 Some(EventKind::Appeared) => self.appeared(event.tgid, event.time),
                 None => {}

@@ -1,7 +1,7 @@
 //! One traced process: what was found in it, and what is kept of it after its end.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, btree_map::Entry},
     num::NonZeroU32,
     path::PathBuf,
     rc::Rc,
@@ -182,9 +182,8 @@ impl Traced {
     pub fn new_points(&mut self, sites: &mut Sites, discovery: &Discovery, from: usize) -> Vec<(Place, AttachPoint)> {
         let mut new = Vec::new();
         for (place, point) in sites.points(discovery, from) {
-            if !self.points.contains_key(&place) {
-                new.push((place, point.clone()));
-                self.points.insert(place, point);
+            if let Entry::Vacant(free) = self.points.entry(place) {
+                new.push((place, free.insert(point).clone()));
             }
         }
         new
