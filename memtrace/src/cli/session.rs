@@ -249,6 +249,9 @@ impl Session {
         if self.probes == Probes::None {
             return if self.options.watch.faults { "page faults traced" } else { "system calls traced" }.to_owned();
         }
+        if self.sites.functions().is_empty() {
+            return "no function probed yet".to_owned();
+        }
         let mut modules: Vec<String> =
             self.sites.functions().iter().map(|function| format!("{:?}", function.module)).collect();
         modules.sort();

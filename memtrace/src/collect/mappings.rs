@@ -28,11 +28,10 @@ struct Sum {
 /// `older` at the time `now` (nanoseconds of `CLOCK_MONOTONIC`) are left out of what is still mapped.
 ///
 /// `records` are the stacks by number, `resident` the resident pages if they were looked at, `function_of` gives the index
-/// of the function that stands for a system call. Of a process that is `gone`, nothing is mapped still.
+/// of the function that stands for a system call.
 pub fn assemble(
     records: &HashMap<u32, StackRecord>,
     space: &Space,
-    gone: bool,
     resident: Option<&[PageRange]>,
     now: u64,
     older: Duration,
@@ -41,7 +40,7 @@ pub fn assemble(
 ) -> Vec<Stack> {
     let mut sums: BTreeMap<u32, Sum> = BTreeMap::new();
     let mut pages = resident.unwrap_or_default();
-    for owned in space.ranges().iter().filter(|_| !gone) {
+    for owned in space.ranges().iter() {
         let part = resident_between(&mut pages, owned.start, owned.end);
         let sum = sums.entry(owned.owner.stack).or_default();
         if faults::age(now, owned.owner.time) < older {

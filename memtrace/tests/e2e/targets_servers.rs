@@ -48,7 +48,7 @@ fn opened_late(allocator: Allocator, way: Way) {
             let foreign =
                 frames.is_empty() && path.iter().any(|frame| frame.contains("dlopen") || frame.contains("dlsym"));
             if !foreign {
-                *own.entry(frames).or_insert(Amount::default()) += *amount;
+                *own.entry(frames).or_default() += *amount;
             }
         }
         assert_eq!(own, of_functions(known), "{cell:?}, {view}");

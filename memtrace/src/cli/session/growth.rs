@@ -17,7 +17,7 @@ use crate::{
         faults, mappings, reconcile,
         stacks::Owners,
     },
-    profile::{FaultCounts, GrowthSummary, Memory, Stack},
+    profile::{Amount, FaultCounts, GrowthSummary, Memory, Stack},
     target::pages::PageKind,
 };
 
@@ -88,7 +88,12 @@ impl Session {
             let gone = traced.is_gone();
             let resident = memory.last.as_ref().filter(|_| !gone).map(|after| after.scan.ranges.as_slice());
             let (records, space) = (&tables.records, &memory.space);
-            stacks.extend(mappings::assemble(records, space, gone, resident, tables.now, older, call_of, owners));
+            let mut own = mappings::assemble(records, space, resident, tables.now, older, call_of, owners);
+            // What it had mapped when its memory went is mapped no more.
+            for stack in own.iter_mut().filter(|_| gone) {
+                (stack.unfreed, stack.oldest) = (Amount::default(), None);
+            }
+            stacks.append(&mut own);
         }
         stacks
     }

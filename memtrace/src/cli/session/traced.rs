@@ -184,9 +184,8 @@ impl Traced {
     pub fn new_points(&mut self, sites: &mut Sites, discovery: &Discovery, from: usize) -> Vec<(Place, AttachPoint)> {
         let mut new = Vec::new();
         for (place, point) in sites.points(discovery, from) {
-            if let Entry::Vacant(entry) = self.points.entry(place) {
-                new.push((place, point.clone()));
-                entry.insert(point);
+            if let Entry::Vacant(free) = self.points.entry(place) {
+                new.push((place, free.insert(point).clone()));
             }
         }
         new

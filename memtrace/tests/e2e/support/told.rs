@@ -254,8 +254,11 @@ fn holders(document: &Value, foreign: &mut Vec<String>) -> BTreeMap<Holder, Amou
     held
 }
 
+/// Of a function: its name, bytes and blocks.
+type Function<'a> = (&'a str, u64, u64);
+
 /// What processes hold: of each, its name and process id, and the functions with their bytes and blocks.
-pub fn held(processes: &[(&str, u32, &[(&str, u64, u64)])]) -> BTreeMap<Holder, Amount> {
+pub fn held(processes: &[(&str, u32, &[Function<'_>])]) -> BTreeMap<Holder, Amount> {
     let mut held = BTreeMap::new();
     for (comm, pid, functions) in processes {
         for (function, bytes, count) in *functions {
