@@ -254,6 +254,9 @@ impl Session {
         }
         let mut modules: Vec<String> =
             self.sites.functions().iter().map(|function| format!("{:?}", function.module)).collect();
+        if modules.is_empty() {
+            return "nothing probed yet".to_owned();
+        }
         modules.sort();
         modules.dedup();
         const MOST: usize = 4;

@@ -1,9 +1,6 @@
 //! The processes of a trace, for the coverage header and the titles of pictures.
 
-use std::{
-    borrow::Cow,
-    collections::{HashMap, HashSet},
-};
+use std::{borrow::Cow, collections::HashMap};
 
 use crate::{
     profile::{NamedProcess, ProcessState},
@@ -48,19 +45,15 @@ fn names<'a>(
     }
 }
 
-/// How many processes there were: one that executed another program was one, though it has an entry for each program.
+/// How many processes there were: one that executed another program was one, though it has an entry for each program, in whatever
+/// order. (Those that share a number are several, of which all but one got it when another had ended.)
 fn count(processes: &[NamedProcess]) -> u64 {
-    let mut executed = HashSet::new();
-    let mut count = 0;
+    let mut by_pid: HashMap<u32, u64> = HashMap::new();
     for process in processes {
-        if !executed.remove(&process.pid) {
-            count += 1;
-        }
-        if process.state == ProcessState::Executed {
-            executed.insert(process.pid);
-        }
+        let ends = by_pid.entry(process.pid).or_default();
+        *ends += u64::from(process.state != ProcessState::Executed);
     }
-    count
+    by_pid.values().map(|ends| (*ends).max(1)).sum()
 }
 
 fn all(coverage: &Coverage) -> u64 {

@@ -52,6 +52,26 @@ fn those_that_hold_most_come_first_and_the_rest_is_counted() {
 }
 
 #[test]
+fn one_that_executes_others_is_one_process() {
+    let entry = |pid, state| NamedProcess { state, ..sample::process(pid, "app") };
+    let (executed, ended) = (ProcessState::Executed, ProcessState::Ended);
+    // The process named first comes first, those that recorded nothing after all others.
+    let entries = [
+        entry(7, ended.clone()),
+        entry(7, executed.clone()),
+        entry(8, ended.clone()),
+        entry(7, executed.clone()),
+        entry(8, executed.clone()),
+        entry(9, executed.clone()),
+        entry(9, missed_for("it is gone")),
+        entry(10, executed),
+    ];
+    assert_eq!(count(&entries), 4);
+    // A number that was used again.
+    assert_eq!(count(&[entry(7, ended.clone()), entry(7, ended)]), 2);
+}
+
+#[test]
 fn reasons_are_counted() {
     let mut states: Vec<ProcessState> = (0..12).map(|number| missed_for(&format!("reason {number:02}"))).collect();
     states.extend(vec![missed_for("reason 03"); 5]);
