@@ -467,7 +467,7 @@ impl Session {
                 }
                 Some(EventKind::NewStack) => self.note_stack(event.value, event.time)?,
                 Some(EventKind::Fork) => {
-                    self.forked(number, event.value as u32, (event.value >> 32) as u32, event.time)?
+                    self.forked((event.tgid, number), event.value as u32, (event.value >> 32) as u32, event.time)?
                 }
                 Some(EventKind::Exec) if self.executed(event.tgid, event.value as u32, event.time)? => return Ok(true),
                 Some(EventKind::Exec) => {}

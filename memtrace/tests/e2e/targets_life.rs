@@ -197,6 +197,31 @@ fn programs_that_are_started_by_vfork_and_posix_spawn() {
     told.end();
 }
 
+/// So it is while its parent itself is not attached yet; what it executes and its end are its own.
+#[test]
+fn a_program_that_starts_another_one_before_it_is_attached() {
+    let _turn = turn();
+    let (program, beta) = (Fixture::Targets.path().display().to_string(), Fixture::TargetsBeta.path());
+    let shell = format!("echo ready; read line; exec {program} early /bin/true");
+    let mut told = Told::by(Command::new("sh").args(["-c", &shell]));
+    let parent = told.pid();
+    let mut trace = Tracing::start(&["--children", "-p", &parent.to_string()]);
+    told.execute("go");
+    trace.wait_until_said(&format!("tracing \"targets\" (pid {parent}) too"));
+    told.tell("a 100 10");
+    let child = told.ask(&format!("vfork {}", beta.display()));
+    trace.wait_until_traced(child);
+    told.tell("> b 5 2");
+    told.tell("free 1");
+    let report = trace.interrupt();
+    let losses = &report.json["coverage"]["losses"];
+    assert!(losses.as_array().unwrap().is_empty(), "{losses:#}");
+    let beta = [("beta_leak_b", 10, 2)];
+    assert_eq!(report.live, held(&[("targets", parent, &[("leak_a", 900, 9)]), ("targets-beta", child, &beta)]));
+    assert_eq!(report.all, held(&[("targets", parent, &[("leak_a", 1000, 10)]), ("targets-beta", child, &beta)]));
+    told.end();
+}
+
 /// What a child does that goes on sharing its parent's memory is done to its parent's memory.
 #[test]
 fn a_child_that_shares_its_parents_memory() {

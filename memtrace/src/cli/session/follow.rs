@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{HOUSEKEEPING, OnExec, Probes, Session, Traced, attach, monotonic_now, traced::State};
+use super::{HOUSEKEEPING, OnExec, Probes, Session, Traced, attach, limits, monotonic_now, traced::State};
 use crate::{
     kernel::{Scope, source::uprobe::Reach},
     profile::{self, Amount, NameSources, ProcessState},
@@ -72,12 +72,22 @@ impl Pending {
 }
 
 impl Session {
-    /// A process has forked. `number` is the image of the one that did, `image` that of the child, 0 if that is not traced.
-    pub(super) fn forked(&mut self, number: Option<u32>, child: u32, image: u32, time: u64) -> anyhow::Result<()> {
+    /// The process `pid` has forked. `number` is its image, `image` that of the child, 0 if that is not traced.
+    pub(super) fn forked(
+        &mut self,
+        (pid, number): (u32, Option<u32>),
+        child: u32,
+        image: u32,
+        time: u64,
+    ) -> anyhow::Result<()> {
         let Some(parent) = number.and_then(|number| self.traced.get_mut(&number)) else {
             // Of one that is not attached yet itself.
             if image != 0 && child != 0 {
-                self.pending.push(Pending::new(child, Some(image), Some(time)));
+                if self.is_image_of(image, pid) || self.pending.iter().any(|pending| pending.number == Some(image)) {
+                    self.shares(child, image, time);
+                } else {
+                    self.pending.push(Pending::new(child, Some(image), Some(time)));
+                }
             }
             return Ok(());
         };
@@ -86,12 +96,7 @@ impl Session {
             return Ok(());
         }
         if image == parent.number {
-            // It shares its parent's memory until it executes a program, and what it allocates is its parent's.
-            self.numbers.insert(child, image);
-            if self.probes == Probes::Recording && !self.options.unfiltered {
-                let due = Instant::now() + SHARING;
-                self.pending.push(Pending { sharing: Some(image), due, ..Pending::new(child, None, Some(time)) });
-            }
+            self.shares(child, image, time);
             return Ok(());
         }
         let parent_number = parent.number;
@@ -136,8 +141,18 @@ impl Session {
         Ok(())
     }
 
+    /// A process shares the memory of another one until it executes a program: what it allocates is the other's.
+    fn shares(&mut self, child: u32, image: u32, time: u64) {
+        self.numbers.insert(child, image);
+        if self.probes == Probes::Recording && !self.options.unfiltered {
+            let due = Instant::now() + SHARING;
+            self.pending.push(Pending { sharing: Some(image), due, ..Pending::new(child, None, Some(time)) });
+        }
+    }
+
     /// Puts the probes of a process into one that it has just forked.
     fn attach_forked(&mut self, child: u32, image: u32, parent: u32) -> anyhow::Result<()> {
+        limits::check_open_files()?;
         let Some(parent) = self.traced.get(&parent) else { return Ok(()) };
         if self.probes == Probes::Recording && !self.options.unfiltered {
             let points: Vec<_> = parent.points.values().cloned().collect();
@@ -271,6 +286,7 @@ impl Session {
         if let Some(image) = pending.sharing {
             return self.attach_sharing(pending.pid, image).map(|()| true);
         }
+        limits::check_open_files()?;
         let process = Process::open(pending.pid)?;
         if let Some(number) = pending.number
             && self.traced.contains_key(&number)
