@@ -87,7 +87,7 @@ fn a_process_that_executes_another_program() {
     let mut trace = Tracing::start(&["-p", &pid.to_string()]);
     told.tell("a 100 10");
     told.execute(&format!("exec {beta}"));
-    trace.wait_until_said(&format!("tracing \"targets-beta\" (pid {pid}) too"));
+    trace.wait_until_said(&format!("process {pid} has executed another program: tracing \"targets-beta\" from "));
     told.tell("a 7 3");
     told.tell("free 1");
     let report = trace.interrupt();
@@ -111,7 +111,7 @@ fn a_thread_that_executes_another_program() {
     let mut trace = Tracing::start(&["-p", &pid.to_string()]);
     told.tell("a 100 10");
     told.execute(&format!("exec-thread {beta}"));
-    trace.wait_until_said(&format!("tracing \"targets-beta\" (pid {pid}) too"));
+    trace.wait_until_said(&format!("process {pid} has executed another program: tracing \"targets-beta\" from "));
     told.tell("a 7 3");
     told.tell("thread n x b 5 2");
     let child = told.ask("fork");
@@ -150,7 +150,7 @@ fn a_process_that_executes_itself_again_and_again() {
             pid = told.pid();
             trace = Tracing::start(&["-p", &pid.to_string()]);
             told.execute("go");
-            trace.wait_until_said(&format!("tracing \"last\" (pid {pid}) too"));
+            trace.wait_until_said(&format!("process {pid} has executed another program: tracing \"last\" from "));
             told.tell("a 7 3");
             told.end();
         }

@@ -224,7 +224,9 @@ impl Traced {
     pub fn report(&self) -> profile::Process {
         let total = |rss: Rss| rss.anonymous + rss.file + rss.shared;
         let looks = self.memory.as_ref().and_then(Memory::looks);
-        let rollups = looks.map(|(before, after)| (before.rollup.rss, after.rollup.rss));
+        let inherited = self.memory.as_ref().and_then(|memory| memory.inherited);
+        // It was looked at first when it had touched more than it had inherited.
+        let rollups = looks.map(|(before, after)| (inherited.unwrap_or(before.rollup.rss), after.rollup.rss));
         profile::Process {
             cgroup: self.cgroup.clone(),
             parent: self.parent,
@@ -243,7 +245,7 @@ impl Traced {
             } else {
                 rollups.or(self.rss.map(|(before, after)| (total(before), total(after))))
             },
-            inherited: self.memory.as_ref().and_then(|memory| memory.inherited),
+            inherited,
             ..profile::Process::new(self.process.pid(), self.process.comm())
         }
     }
