@@ -342,7 +342,7 @@ fn all_processes() {
     let _turn = turn();
     let mut first = Told::start(Fixture::TargetsAlpha);
     let begun = std::time::Instant::now();
-    let mut trace = Tracing::start(&["--all-processes"]);
+    let mut trace = Tracing::start(&["--memory-budget", "1024", "--all-processes"]);
     let attached = begun.elapsed();
     first.tell("a 100 3");
     let mut later = Told::start(Fixture::TargetsBeta);
@@ -364,7 +364,8 @@ fn all_processes() {
     ] {
         let own: Vec<_> = report.live.iter().filter(|((_, holder, _), _)| *holder == pid).collect();
         let expected = held(&[(comm, pid, &[(function, bytes, count)])]);
-        assert_eq!(own, expected.iter().collect::<Vec<_>>());
+        let losses = &report.json["coverage"]["losses"];
+        assert_eq!(own, expected.iter().collect::<Vec<_>>(), "{losses:#}");
     }
     // memtrace itself is no target.
     assert!(report.processes(own).is_empty());
