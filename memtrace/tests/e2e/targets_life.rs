@@ -207,7 +207,7 @@ fn a_program_that_starts_another_one_before_it_is_attached() {
     let parent = told.pid();
     let mut trace = Tracing::start(&["--children", "-p", &parent.to_string()]);
     told.execute("go");
-    trace.wait_until_said(&format!("tracing \"targets\" (pid {parent}) too"));
+    trace.wait_until_said(&format!("process {parent} has executed another program: tracing \"targets\" from "));
     told.tell("a 100 10");
     let child = told.ask(&format!("vfork {}", beta.display()));
     trace.wait_until_traced(child);
