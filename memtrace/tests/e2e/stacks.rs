@@ -305,7 +305,7 @@ fn functions_of_the_c_library_that_allocate() {
 }
 
 #[test]
-fn static_programs() {
+fn static_code_at_fixed_addresses() {
     exact_without_libraries(Fixture::StacksStatic);
 }
 
