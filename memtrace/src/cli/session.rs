@@ -389,6 +389,8 @@ impl Session {
 
     /// What is done about once a second.
     fn keep_house(&mut self) -> anyhow::Result<()> {
+        // Before those that ended just now are noted: what they sent last has not been read yet.
+        self.sweep_blocks()?;
         self.note_ends()?;
         for traced in self.traced.values_mut().filter(|traced| traced.runs()) {
             traced.refresh_wanted = true;
@@ -398,7 +400,6 @@ impl Session {
             }
         }
         self.search()?;
-        self.sweep_blocks()?;
         self.note_thread_names();
         Ok(())
     }

@@ -56,6 +56,7 @@ mod stacks_bounds;
 mod stacks_late;
 mod stacks_loader;
 mod targets;
+mod targets_blind;
 mod targets_chosen;
 mod targets_filter;
 mod targets_life;

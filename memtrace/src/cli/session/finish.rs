@@ -1,6 +1,9 @@
 //! The end of a trace: its tables and what was seen become a profile.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use memtrace_common::{
@@ -117,7 +120,7 @@ impl Session {
         let memory = self.memory(&tables)?;
         let events = self.events()?;
         if ask.subject == Subject::Heap {
-            self.refuse_blindness(&events)?;
+            self.refuse_blindness(&events, &tables)?;
         }
         let profile = Profile {
             subject: ask.subject,
@@ -276,17 +279,30 @@ impl Session {
         }
     }
 
-    /// Zero probe hits while anonymous memory grows is an error, never an empty result.
-    fn refuse_blindness(&self, events: &Events) -> anyhow::Result<()> {
-        if events.allocations > 0 || events.frees > 0 {
-            return Ok(());
+    /// Zero probe hits while anonymous memory grows is an error, never an empty result; of one process among others it is a
+    /// warning.
+    fn refuse_blindness(&self, events: &Events, tables: &Tables) -> anyhow::Result<()> {
+        let allocated = |record: &&StackRecord| self.sites.function_of(record.site).is_some();
+        let seen: HashSet<u32> = tables.records.values().filter(allocated).map(|record| record.process).collect();
+        // Whose stacks found no room is not known.
+        let all_known = tables.totals.first().is_none_or(|unknown| unknown.allocated_count == 0);
+        let blind = self.traced.values().filter(|traced| all_known && !seen.contains(&traced.number));
+        let none = events.allocations == 0 && events.frees == 0;
+        for sentence in blind.filter_map(|traced| self.blindness(traced)) {
+            if none {
+                bail!("{sentence}");
+            }
+            eprintln!("memtrace: {sentence}");
         }
-        let growth =
-            |traced: &&Traced| traced.rss.map_or(0, |(before, after)| after.anonymous.saturating_sub(before.anonymous));
-        let Some(traced) = self.traced.values().max_by_key(growth) else { return Ok(()) };
-        let grown = growth(&traced);
+        Ok(())
+    }
+
+    /// What is to be said of a process of which not one call was seen; `None` if its memory did not grow.
+    fn blindness(&self, traced: &Traced) -> Option<String> {
+        let (before, after) = traced.rss?;
+        let grown = after.anonymous.saturating_sub(before.anonymous);
         if grown < UNSEEN_GROWTH {
-            return Ok(());
+            return None;
         }
         let notes: Vec<String> = traced.discovery.notes.iter().map(ToString::to_string).collect();
         let why = if notes.is_empty() {
@@ -296,13 +312,13 @@ impl Session {
         } else {
             notes.join("; ")
         };
-        bail!(
+        Some(format!(
             "anonymous memory of process {} grew by {} KiB, but not one call of an allocator was seen ({}): {why} \
              (`memtrace pgfaultstacks` and `memtrace mmapstacks` show who makes it grow)",
             traced.process.pid(),
             grown >> 10,
             self.probed()
-        );
+        ))
     }
 
     /// What can be at the leaf end of a stack.
